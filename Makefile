@@ -1,0 +1,41 @@
+# `make ablate` does the main job from a fresh clone; `make test` passes the tests; `make help` lists the rest.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: help setup ablate test test-slow lint tune clean
+.DEFAULT_GOAL := help
+
+help: ## this list
+	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
+
+setup: .venv/ready ## .venv with the locked dependencies and this package
+
+# Bytecode is compiled when a module is first imported: far fewer modules are used than installed.
+.venv/ready: requirements.lock pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; give it as make PYTHON=…") if sys.version_info < (3, 11) else 0'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	touch $@
+
+ablate: setup ## the main job: sweep four designs over three seeds on real text, and compare them
+	$(BIN)/python -m andrea_ablate -m norm=pre,post ffn=gelu4x,swiglu seed=0,1,2
+
+test: setup ## the tests, the linter and the types
+	$(BIN)/ruff check --quiet && $(BIN)/ruff format --check --quiet
+	$(BIN)/mypy
+	$(BIN)/pytest -n 2 -m 'not slow'
+
+test-slow: setup ## the tests that take long
+	$(BIN)/pytest -n 2 -m slow
+
+lint: setup ## put the sources into their form, then check them
+	$(BIN)/ruff check --fix && $(BIN)/ruff format
+	$(BIN)/mypy
+
+tune: setup ## repeat the grid that the nano recipe was chosen from (about a quarter of an hour)
+	$(BIN)/python -m andrea_ablate experiments=tune_nano
+	$(BIN)/python experiments/tune_nano.py sweeps/norm-ffn-optim.lr-*/comparison.json > experiments/results/tune_nano.json
+
+clean: ## remove what the tools left; runs and sweeps stay
+	rm -rf .venv .cache .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,38 @@
+"""Sum up the sweep of tune_nano.yaml: how far each arm is, at the nano recipe, from its best learning rate and warm-up.
+
+usage: python experiments/tune_nano.py sweeps/NAME/comparison.json > experiments/results/tune_nano.json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from andrea_ablate.composition import compose
+
+NEAR = 0.05  # nats
+
+
+def summarise(comparison: dict[str, Any]) -> dict[str, Any]:
+    """Per design: its grid, its best point, the recipe's point and the distance in nats per token."""
+    recipe = compose([])
+    designs: dict[str, list[dict[str, Any]]] = {}
+    for row in comparison["runs"]:
+        values = dict(part.split("=", 1) for part in row["arm"].split())
+        lr, warmup = float(values.pop("optim.lr")), int(values.pop("schedule.warmup_tokens"))
+        design = " ".join(f"{key}={value}" for key, value in values.items())
+        designs.setdefault(design, []).append({"lr": lr, "warmup_tokens": warmup, "val_loss": row["val_loss"]})
+    warmup_tokens = recipe.warmup_steps * recipe.tokens_per_step
+    summary = {}
+    for design, points in designs.items():
+        best = min((p for p in points if p["val_loss"] is not None), key=lambda p: p["val_loss"])
+        ours = next(p for p in points if p["lr"] == recipe.optim["lr"] and p["warmup_tokens"] == warmup_tokens)
+        gap = ours["val_loss"] - best["val_loss"]
+        summary[design] = {"best": best, "recipe": ours, "gap": round(gap, 4), "near": gap <= NEAR, "grid": points}
+    return {"tokens": recipe.trainer.tokens, "seed": recipe.seed, "designs": summary}
+
+
+if __name__ == "__main__":
+    print(json.dumps(summarise(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))), indent=1))

@@ -1,0 +1,158 @@
+"""Wiring: where the norms of a sublayer sit, and whether attention and FFN run one after the other or side by side."""
+
+# Shapes: B batch, L length, D d_model
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from andrea_ablate.registry import ConfigError, Registry
+
+Branch = Callable[[Tensor], Tensor]
+
+
+class Norms(Protocol):
+    """The norms of one sublayer, by the names in `NormPosition.norms`."""
+
+    def __getitem__(self, key: str) -> Branch: ...
+
+
+class NormPosition(Protocol):
+    """Where norms sit around a branch f: `norms` names the ones a sublayer owns, `wire` computes its output."""
+
+    final_norm: bool
+
+    @property
+    def norms(self) -> tuple[str, ...]: ...
+
+    @staticmethod
+    def wire(x: Tensor, f: Branch, n: Norms) -> Tensor: ...
+
+
+NORM_POSITIONS: Registry[NormPosition] = Registry("norm_position")
+BLOCKS: Registry[nn.Module] = Registry("block")
+
+
+@NORM_POSITIONS.register("pre")
+class PreNorm:
+    """``x + f(n(x))``: the stream is not normalised, so the stack ends in a norm. Xiong 2020, arXiv:2002.04745."""
+
+    norms = ("before",)
+    final_norm = True
+
+    @staticmethod
+    def wire(x: Tensor, f: Branch, n: Norms) -> Tensor:
+        return x + f(n["before"](x))
+
+
+@NORM_POSITIONS.register("post")
+class PostNorm:
+    """``n(x + f(x))``: every sublayer renormalises the stream. Vaswani 2017, arXiv:1706.03762."""
+
+    norms = ("after",)
+    final_norm = False
+
+    @staticmethod
+    def wire(x: Tensor, f: Branch, n: Norms) -> Tensor:
+        return n["after"](x + f(x))
+
+
+@NORM_POSITIONS.register("double")
+class DoubleNorm:
+    """``x + n2(f(n1(x)))``: norms on both sides of the branch. Gemma 2, arXiv:2408.00118."""
+
+    norms = ("before", "branch")
+    final_norm = True
+
+    @staticmethod
+    def wire(x: Tensor, f: Branch, n: Norms) -> Tensor:
+        return x + n["branch"](f(n["before"](x)))
+
+
+@NORM_POSITIONS.register("output")
+class OutputNorm:
+    """``x + n(f(x))``: the norm caps what the branch adds, the input is raw. OLMo 2, arXiv:2501.00656."""
+
+    norms = ("branch",)
+    final_norm = True
+
+    @staticmethod
+    def wire(x: Tensor, f: Branch, n: Norms) -> Tensor:
+        return x + n["branch"](f(x))
+
+
+@NORM_POSITIONS.register("none")
+class NoNorm:
+    """``x + f(x)``: no norm anywhere, not even at the end."""
+
+    norms = ()
+    final_norm = False
+
+    @staticmethod
+    def wire(x: Tensor, f: Branch, n: Norms) -> Tensor:
+        return x + f(x)
+
+
+@BLOCKS.register("serial")
+class SerialBlock(nn.Module):
+    """Attention, then the FFN, each its own sublayer: two additions to the stream.
+
+    Args:
+        position: of NORM_POSITIONS. attn, ffn: the branches. make_norm: builds one norm of the chosen type.
+        dropout: probability of dropping a value that a branch adds to the stream, training only.
+    Shape: x ``(B, L, D)`` -> ``(B, L, D)``.
+    """
+
+    n_sublayers = 2
+
+    def __init__(
+        self,
+        *,
+        position: NormPosition,
+        attn: nn.Module,
+        ffn: nn.Module,
+        make_norm: Callable[[], nn.Module],
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        self.position, self.attn, self.ffn, self.drop = position, attn, ffn, nn.Dropout(dropout)
+        self.attn_norm = nn.ModuleDict({name: make_norm() for name in position.norms})
+        self.ffn_norm = nn.ModuleDict({name: make_norm() for name in position.norms})
+
+    def forward(self, x_BLD: Tensor, attend: Callable[[nn.Module, Tensor], Tensor]) -> Tensor:
+        x_BLD = self.position.wire(x_BLD, lambda h: self.drop(attend(self.attn, h)), self.attn_norm)
+        return self.position.wire(x_BLD, lambda h: self.drop(self.ffn(h)), self.ffn_norm)
+
+
+@BLOCKS.register("parallel")
+class ParallelBlock(nn.Module):
+    """Attention and FFN read the same normed input and are added together: ``x + attn(n(x)) + ffn(n(x))``.
+
+    Args, shape: as SerialBlock.
+    Raises: ConfigError for norm positions other than pre and none: published models agree on no meaning for them.
+    Source: Wang & Komatsuzaki 2021 (GPT-J); Chowdhery et al. 2022, arXiv:2204.02311, section 2.
+    """
+
+    n_sublayers = 1
+
+    def __init__(
+        self,
+        *,
+        position: NormPosition,
+        attn: nn.Module,
+        ffn: nn.Module,
+        make_norm: Callable[[], nn.Module],
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        if not isinstance(position, (PreNorm, NoNorm)):
+            raise ConfigError(
+                "block=parallel has no agreed meaning with this norm position; use norm=pre, norm=none or block=serial"
+            )
+        self.position, self.attn, self.ffn, self.drop = position, attn, ffn, nn.Dropout(dropout)
+        self.norm = nn.ModuleDict({name: make_norm() for name in position.norms})
+
+    def forward(self, x_BLD: Tensor, attend: Callable[[nn.Module, Tensor], Tensor]) -> Tensor:
+        return self.position.wire(x_BLD, lambda h: self.drop(attend(self.attn, h) + self.ffn(h)), self.norm)

@@ -1,0 +1,176 @@
+"""From the composed Hydra configuration to a RunConfig: finding the YAML files, checking keys, anchoring paths."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import hydra
+import yaml
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.plugins import Plugins
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import DictConfig, OmegaConf
+
+from andrea_ablate.config import DataConfig, RunConfig, run_config
+from andrea_ablate.registry import ConfigError, nearest
+
+PATH_KEYS = {"data": ("path", "val_path"), "data.tokenizer": ("path",), "paths": ("runs", "sweeps", "cache")}
+
+
+def resource_root() -> Path:
+    """The folder that holds ``conf/`` and ``experiments/``: the package itself when installed, else the checkout."""
+    package = Path(__file__).parent
+    return package if (package / "conf").is_dir() else package.parents[1]
+
+
+class ExperimentsFolder(SearchPathPlugin):
+    """Makes the top-level ``experiments/`` a config group, beside those in ``conf/``."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        search_path.append("andrea_ablate", f"file://{resource_root()}")
+
+
+def compose(overrides: Sequence[str]) -> RunConfig:
+    """The configuration of one run from overrides as on the command line, for Python code.
+
+    Raises: ConfigError, and Hydra's own errors for an override that cannot be read or names no option.
+    """
+    Plugins.instance().register(ExperimentsFolder)
+    GlobalHydra.instance().clear()
+    with hydra.initialize_config_dir(str(resource_root() / "conf"), version_base="1.3"):
+        return to_run_config(hydra.compose("config", list(overrides)), os.getcwd())
+
+
+def to_run_config(cfg: DictConfig, start_folder: str) -> RunConfig:
+    """Check and convert one composed configuration (without its ``hydra`` node).
+
+    Args:
+        start_folder: where the user started the command; relative paths begin there, whatever folder we are in now.
+    Raises: ConfigError for unknown keys (also forced ones), wrong types, missing values.
+    """
+    plain = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    check_choices(plain)  # type: ignore[arg-type]
+    for node, keys in PATH_KEYS.items():
+        section = _select(plain, node)
+        for key in keys if isinstance(section, dict) else ():
+            if section.get(key) == "":
+                raise ConfigError(f"{node}.{key}= is empty; give a path")
+            if section.get(key) is not None:
+                section[key] = os.path.abspath(os.path.join(start_folder, os.path.expanduser(str(section[key]))))
+    tokenizer = _select(plain, "data.tokenizer")
+    if isinstance(tokenizer, dict) and tokenizer.get("vocab_size", 0) is None:
+        from andrea_ablate.data.tokenizers import vocab_size  # imports torch, so only where it is needed
+
+        tokenizer["vocab_size"] = vocab_size(tokenizer)
+        if plain["model"]["vocab_size"] is None:  # type: ignore[index, call-overload]
+            plain["model"]["vocab_size"] = tokenizer["vocab_size"]  # type: ignore[index, call-overload]
+    return run_config(plain)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Option:
+    """One YAML file of a group, such as ``norm=post``: where its keys go, and the keys."""
+
+    group: str
+    name: str
+    node: str
+    content: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.group}=[{self.name}]" if self.group == "stability" else f"{self.group}={self.name}"
+
+
+@lru_cache
+def choice_options() -> tuple[Option, ...]:
+    """Every option of a group that fills one node of the configuration."""
+    found = []
+    for path in sorted((resource_root() / "conf").glob("*/*.yaml")):
+        text = path.read_text(encoding="utf-8")
+        node = text.split()[2] if text.startswith("# @package") else path.parent.name
+        content = yaml.safe_load(text) or {}
+        content.pop("defaults", None)
+        if node != "_global_":
+            found.append(Option(path.parent.name, path.stem, node, content))
+    return tuple(found)
+
+
+@lru_cache
+def choice_keys() -> dict[str, dict[str | None, set[str]]]:
+    """Per choice node (``model.norm``, ``optim`` …), per ``type``, the keys that its YAML options define."""
+    found: dict[str, dict[str | None, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for option in choice_options():
+        found[option.node][option.content.get("type")] |= set(option.content)
+    # norm= and block= write to one node, so each sees the other's keys.
+    block = found["model.block"]
+    together = set().union(*block.values())
+    found["model.block"] = {kind: together for kind in block if kind}
+    return dict(found)
+
+
+def check_choices(plain: Mapping[str, Any]) -> None:
+    """Refuse a choice node's type or key that no YAML option of its group defines, before torch is imported."""
+    for name in ("model", "data", "trainer", "paths"):
+        if not isinstance(plain.get(name), Mapping):
+            raise ConfigError(f"'{name}' is a section with keys; set one of them, as in {name}.KEY=VALUE")
+    shared = {f.name for f in fields(DataConfig)} - {"options"}
+    for node, by_type in choice_keys().items():
+        section = _select(plain, node)
+        if section is None and node.startswith("model.stability."):
+            continue
+        if not isinstance(section, Mapping):
+            raise ConfigError(f"{node}={section} is not a section with keys; {_choose(node)}")
+        kind = section.get("type")
+        if kind not in list(by_type):  # what is not hashable is not a name either
+            if "type" not in section:
+                raise ConfigError(f"'{node}.type' is missing; {_choose(node, 'type')}")
+            kinds = [str(name) for name in by_type]
+            raise ConfigError(f"{node}.type={kind} is not one of {', '.join(kinds)}{nearest(str(kind), kinds)}")
+        known = by_type[kind] | (shared if node == "data" else set())
+        for key in section:
+            if key not in known:
+                raise ConfigError(unknown_key(f"{node}.{key}", [f"{node}.{name}" for name in sorted(known)]))
+        for key in sorted(by_type[kind]):
+            if key not in section:
+                raise ConfigError(f"'{node}.{key}' is missing; {_choose(node, key)}")
+    tricks = [option.name for option in choice_options() if option.group == "stability"]
+    chosen = _select(plain, "model.stability")
+    for trick in chosen if isinstance(chosen, Mapping) else ():
+        if trick not in tricks:
+            raise ConfigError(f"stability={trick} is not one of {', '.join(tricks)}{nearest(trick, tricks)}")
+
+
+def unknown_key(key: str, known: Iterable[str]) -> str:
+    """One sentence for a key that nobody reads: the options that would read it, or the nearest of the `known` names."""
+    owners = [
+        str(option) for option in choice_options() if key in dotted_keys(option.content, prefix=f"{option.node}.")
+    ]
+    if owners:
+        return f"'{key}' belongs to {' or '.join(owners)}, which is not chosen"
+    known = list(known)
+    return f"'{key}' is not a setting or group{nearest(key, known) or nearest(key.rsplit('.')[-1], known)}"
+
+
+def _choose(node: str, key: str | None = None) -> str:
+    options = [option for option in choice_options() if option.node == node and (key is None or key in option.content)]
+    return f"choose {' or '.join(map(str, options))}"
+
+
+def _select(plain: Any, node: str) -> Any:
+    for part in node.split("."):
+        plain = plain.get(part) if isinstance(plain, Mapping) else None
+    return plain
+
+
+def dotted_keys(node: Any, prefix: str = "") -> Iterator[str]:
+    """Every dotted key of a nested mapping."""
+    if isinstance(node, Mapping):
+        for key, value in node.items():
+            yield f"{prefix}{key}"
+            yield from dotted_keys(value, f"{prefix}{key}.")

@@ -1,0 +1,102 @@
+"""Feed-forward sublayers: dense (two matrices) and gated (three)."""
+
+# Shapes: B batch, L length, D d_model, F d_ff
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from andrea_ablate.parameters import Param, Table, declare
+from andrea_ablate.registry import ConfigError, Registry, nearest
+
+FFNS: Registry[nn.Module] = Registry("ffn")
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,  # exact: x * Phi(x) through erf
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),  # the tanh approximation, at most 4.8e-4 away
+    "silu": F.silu,
+}
+
+
+def activation_function(name: str) -> Callable[[Tensor], Tensor]:
+    """The elementwise function called `name`; raises ConfigError with the nearest name."""
+    if name not in ACTIVATIONS:
+        allowed = ", ".join(ACTIVATIONS)
+        raise ConfigError(f"ffn: activation='{name}' is not one of {allowed}{nearest(name, ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+@FFNS.register("dense")
+class DenseFFN(nn.Module):
+    """Two linear maps around an activation: ``act(x W_up + b_up) W_down + b_down``.
+
+    Args:
+        d_model, d_ff: outer and inner width.
+        linear_bias: whether the linear maps have biases.
+        activation: a name in ACTIVATIONS.
+    Shape: x ``(B, L, D)`` -> ``(B, L, D)``.
+    Raises: ConfigError for an unknown activation.
+    Source: Vaswani et al. 2017, arXiv:1706.03762, equation 2.
+    """
+
+    w_up: nn.Parameter
+    w_down: nn.Parameter
+    up_bias: nn.Parameter | None
+    down_bias: nn.Parameter | None
+
+    def __init__(self, *, d_model: int, d_ff: int, linear_bias: bool, activation: str) -> None:
+        super().__init__()
+        self.act = activation_function(activation)
+        table = self.table(d_model=d_model, d_ff=d_ff, linear_bias=linear_bias)
+        declare(self, table, optional=("up_bias", "down_bias"))
+
+    @staticmethod
+    def table(*, d_model: int, d_ff: int, linear_bias: bool) -> Table:
+        matrices = {"w_up": Param((d_ff, d_model), "matrix"), "w_down": Param((d_model, d_ff), "out")}
+        biases = {"up_bias": Param((d_ff,), "bias"), "down_bias": Param((d_model,), "bias")}
+        return {**matrices, **biases} if linear_bias else matrices
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        return F.linear(self.act(F.linear(x_BLD, self.w_up, self.up_bias)), self.w_down, self.down_bias)
+
+
+@FFNS.register("gated")
+class GatedFFN(nn.Module):
+    """Gated linear unit: ``(act(x W_gate) * (x W_up)) W_down``; SwiGLU with silu, GeGLU with gelu.
+
+    Args:
+        d_model, d_ff: outer and inner width; ``8/3 * d_model`` matches a dense FFN of ratio 4 in parameters and FLOPs.
+        linear_bias: whether the linear maps have biases.
+        activation: a name in ACTIVATIONS, applied to the gate.
+    Shape: x ``(B, L, D)`` -> ``(B, L, D)``.
+    Raises: ConfigError for an unknown activation.
+    Source: Shazeer 2020, arXiv:2002.05202, equation 6.
+    """
+
+    w_gate: nn.Parameter
+    w_up: nn.Parameter
+    w_down: nn.Parameter
+    gate_bias: nn.Parameter | None
+    up_bias: nn.Parameter | None
+    down_bias: nn.Parameter | None
+
+    def __init__(self, *, d_model: int, d_ff: int, linear_bias: bool, activation: str) -> None:
+        super().__init__()
+        self.act = activation_function(activation)
+        table = self.table(d_model=d_model, d_ff=d_ff, linear_bias=linear_bias)
+        declare(self, table, optional=("gate_bias", "up_bias", "down_bias"))
+
+    @staticmethod
+    def table(*, d_model: int, d_ff: int, linear_bias: bool) -> Table:
+        gate = {"w_gate": Param((d_ff, d_model), "matrix")}
+        if linear_bias:
+            gate["gate_bias"] = Param((d_ff,), "bias")
+        return {**gate, **DenseFFN.table(d_model=d_model, d_ff=d_ff, linear_bias=linear_bias)}
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        gate_BLF = self.act(F.linear(x_BLD, self.w_gate, self.gate_bias))
+        return F.linear(gate_BLF * F.linear(x_BLD, self.w_up, self.up_bias), self.w_down, self.down_bias)

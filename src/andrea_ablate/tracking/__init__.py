@@ -1,0 +1,28 @@
+"""The local record of every run, and its optional mirrors (CSV, TensorBoard, Weights & Biases)."""
+
+from andrea_ablate.tracking.mirrors import LOGGERS, Mirror, MirrorInfo, Mirrors, check_logger, open_mirrors
+from andrea_ablate.tracking.store import (
+    STATUSES,
+    RunBusy,
+    RunWriter,
+    Store,
+    StoreError,
+    config_payload,
+    write_atomic,
+)
+
+__all__ = [
+    "LOGGERS",
+    "STATUSES",
+    "Mirror",
+    "MirrorInfo",
+    "Mirrors",
+    "RunBusy",
+    "RunWriter",
+    "Store",
+    "StoreError",
+    "check_logger",
+    "config_payload",
+    "open_mirrors",
+    "write_atomic",
+]

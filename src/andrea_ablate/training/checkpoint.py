@@ -1,0 +1,61 @@
+"""Checkpoints: what a resumed run needs to end in the same bits, in plain containers, written whole or not at all."""
+
+from __future__ import annotations
+
+import io
+import logging
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from andrea_ablate.tracking.store import write_atomic
+
+KEEP = 2  # the newest, and the one before it in case the newest is damaged
+log = logging.getLogger("andrea_ablate")
+
+
+def save(folder: Path, step: int, state: dict[str, Any]) -> None:
+    """Write ``step-XXXXXXXX.ckpt`` into `folder` and drop all but the newest KEEP. Raises StoreError on a full disk."""
+    buffer = io.BytesIO()
+    torch.save({"step": step, "rng": rng_state(), **state}, buffer)
+    path = folder / f"step-{step:08d}.ckpt"
+    write_atomic(path, buffer.getbuffer())
+    # One of a later step is damaged: the run has come back from before it.
+    kept = [other for other in newest_first(folder) if other.name <= path.name][:KEEP]
+    for other in set(newest_first(folder)) - set(kept):
+        other.unlink()
+
+
+def newest_first(folder: Path) -> list[Path]:
+    """Checkpoints in `folder`, newest step first."""
+    return sorted(folder.glob("step-*.ckpt"), reverse=True)
+
+
+def load_newest(folder: Path) -> dict[str, Any] | None:
+    """The newest readable checkpoint, or None; a damaged one is named in the log and the one before it is used."""
+    for path in newest_first(folder):
+        try:
+            with zipfile.ZipFile(path) as parts:
+                damaged = parts.testzip()  # torch writes checksums, and reads without looking at them
+            if damaged is not None:
+                raise ValueError(f"checksum of {damaged}")
+            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+            return state
+        except Exception as error:  # zipfile and torch raise many types for a damaged file
+            log.warning("checkpoint %s cannot be read (%s); going back to the one before it", path, error)
+    return None
+
+
+def rng_state() -> dict[str, Any]:
+    """States of torch's generators: the CPU's and, where this process uses one, that of its GPU."""
+    used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state() if used else None}
+
+
+def set_rng_state(state: dict[str, Any]) -> None:
+    """Inverse of `rng_state`, in a process that uses the same kind of device."""
+    torch.set_rng_state(state["cpu"])
+    if state["cuda"] is not None:
+        torch.cuda.set_rng_state(state["cuda"])

@@ -1,0 +1,66 @@
+"""What most tests need: the smallest complete run, and the command line called in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from andrea_ablate.config import RunConfig
+
+Compose = Callable[..., RunConfig]
+
+
+class Answer(NamedTuple):
+    """Exit status and output of one command line."""
+
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Two threads on cores that other tests share wait for each other more than they compute."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder of prepared data for the whole session."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def folders(tmp_path: Path, cache: Path) -> list[str]:
+    """Overrides that keep every file of a test in its own folder."""
+    return [f"paths.runs={tmp_path}/runs", f"paths.sweeps={tmp_path}/sweeps", f"paths.cache={cache}"]
+
+
+@pytest.fixture
+def tiny(folders: list[str]) -> Compose:
+    """``tiny("norm=post", …)``: the configuration of the smallest complete run with these overrides; no tracker."""
+    from andrea_ablate.composition import compose
+
+    return lambda *overrides: compose(["size=tiny", "logger=none", *folders, *overrides])
+
+
+@pytest.fixture
+def cli(folders: list[str], capsys: pytest.CaptureFixture[str]) -> Callable[..., Answer]:
+    """``cli("-m", "norm=pre,post")``: run the command line at size tiny without a tracker and return what it said."""
+    from andrea_ablate.cli import main
+
+    def call(*arguments: str) -> Answer:
+        given = {part.partition("=")[0] for part in arguments}
+        defaults = [part for part in ("size=tiny", "logger=none", *folders) if part.partition("=")[0] not in given]
+        with pytest.raises(SystemExit) as exit_info:
+            main([*arguments, *defaults])
+        out, err = capsys.readouterr()
+        code = exit_info.value.code
+        return Answer(code if isinstance(code, int) else 1, out, err)
+
+    return call

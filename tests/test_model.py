@@ -1,0 +1,235 @@
+"""The assembled model against a float64 NumPy transformer, and what must hold for any design."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from andrea_ablate.config import ModelConfig
+from andrea_ablate.loss import lm_loss
+from andrea_ablate.model import TransformerLM
+from andrea_ablate.registry import ConfigError
+from designs import NODES, design, options
+from oracles import transformer as oracle
+
+
+def random_model(config: ModelConfig) -> TransformerLM:
+    """In fp64, with gains and biases that are not one and zero."""
+    model = TransformerLM(config).double().eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            wide = parameter.dim() > 1
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.copy_(noise * (0.4 if wide else 0.5) + (0 if wide else 1))
+    return model
+
+
+def arrays(model: nn.Module) -> dict[str, Any]:
+    return {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
+
+
+PARTS = [{group: option} for group in NODES if group not in ("stability", "init") for option in options(group)]
+DESIGNS: list[dict[str, Any]] = [
+    *PARTS,
+    *({"stability": (trick,)} for trick in options("stability")),
+    {"tie_embeddings": True, "linear_bias": True},
+    {"d_head": 6, "attn": "gqa2", "vocab_multiple": 16},
+    {"attn": {"window": 3, "scale": 0.1}, "pos": {"theta": 30.0, "pairing": "half"}},
+    {"attn": {"window": 2, "backend": "eager"}, "norm": "double", "ffn": "swiglu", "linear_bias": True},
+    {"norm": "none", "block": "parallel", "ffn": "geglu", "attn": "mqa", "pos": "none"},
+    {"norm": "post", "norm_type": "rmsnorm", "pos": "sine", "stability": {"qk_norm": {}, "output_softcap": {"cap": 1}}},
+    {"norm": "output", "pos": "learned", "stability": {"qk_norm": {}, "attn_softcap": {"cap": 1.5}}, "attn": "gqa2"},
+    {"d_model": 15, "n_heads": 3, "d_head": 4, "ffn": {"ratio": "7/3"}, "n_layers": 3},
+]
+
+
+@pytest.mark.parametrize("changes", DESIGNS, ids=str)
+def test_logits_match_a_float64_transformer(changes: dict[str, Any]) -> None:
+    config = design(**changes)
+    model = random_model(config)
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(0, 23, (2, 7), generator=generator)
+    key_mask = torch.tensor([[True] * 7, [False] * 2 + [True] * 5])
+    for mask in (None, key_mask):
+        want = oracle.logits(arrays(model), asdict(config), tokens.numpy(), None if mask is None else mask.numpy())
+        torch.testing.assert_close(model(tokens, None, mask), torch.from_numpy(want), rtol=1e-9, atol=1e-9)
+
+
+def test_with_targets_the_model_returns_its_loss() -> None:
+    model = TransformerLM(design(("z_loss",)))
+    tokens, targets = torch.randint(0, 23, (2, 2, 7))
+    got, want = model(tokens, targets), lm_loss(model(tokens), targets, model.penalties)
+    assert [t.item() for t in got] == [t.item() for t in want]
+    assert got.penalty > 0
+
+
+def test_dropout_acts_in_training_only_and_at_the_configured_places() -> None:
+    dropped, plain = TransformerLM(design(dropout=0.5)), TransformerLM(design())
+    tokens = torch.arange(10).view(1, 10)
+    assert not torch.equal(dropped(tokens), dropped(tokens))
+    dropped.eval()
+    assert torch.equal(dropped(tokens), dropped(tokens))
+    assert torch.equal(dropped(tokens), plain(tokens))
+    assert dropped.blocks[0].attn.dropout == 0.5
+    with torch.no_grad():  # without branches, only the dropout of the embedding is left
+        for block in dropped.train().blocks:
+            block.attn.w_o.zero_()
+            block.ffn.w_down.zero_()
+    assert not torch.equal(dropped(tokens), dropped(tokens))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("norm", options("norm"))
+@pytest.mark.parametrize("norm_type", options("norm_type"))
+def test_autocast_stays_close_to_full_precision(dtype: torch.dtype, norm: str, norm_type: str) -> None:
+    model = TransformerLM(design(("qk_norm",), norm=norm, norm_type=norm_type))
+    tokens = torch.arange(10).view(1, 10)
+    with torch.autocast("cpu", dtype):
+        low = model(tokens, tokens)
+    assert low.nll.dtype == torch.float32
+    assert low.nll.item() == pytest.approx(model(tokens, tokens).nll.item(), rel=1e-3)
+
+
+def test_the_model_is_one_graph_for_the_compiler() -> None:
+    model = TransformerLM(design(("qk_norm",), ffn="swiglu", norm="double", norm_type="rmsnorm"))
+    names = set(model.state_dict())
+    tokens = torch.randint(0, 23, (2, 8))
+    want = model(tokens, tokens)
+    model.compile(backend="eager", fullgraph=True)
+    torch.testing.assert_close(model(tokens, tokens).nll, want.nll)
+    assert set(model.state_dict()) == names
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# tied embeddings
+
+
+def is_tied(model: TransformerLM) -> bool:
+    """Whether a change of the embedding alone changes the output projection, with nothing left over."""
+    x = torch.ones(1, 1, 16, dtype=model.embedding.dtype)
+    before = model.logits(x)
+    with torch.no_grad():
+        model.embedding.add_(1)
+    moved = bool((model.logits(x) - before > 10).all())
+    with torch.no_grad():
+        model.embedding.sub_(1)
+    return moved and not any("head" in name for name in (*model.state_dict(), *dict(model.named_parameters())))
+
+
+def test_tied_weights_are_one_parameter_whatever_happens_to_the_model() -> None:
+    config = design(tie_embeddings=True)
+    model = TransformerLM(config)
+    assert is_tied(model)
+    assert not is_tied(TransformerLM(design()))
+    assert is_tied(copy.deepcopy(model))
+
+    buffer = io.BytesIO()
+    torch.save(model.state_dict(), buffer)
+    buffer.seek(0)
+    state = torch.load(buffer, weights_only=True)
+    for assign in (False, True):
+        loaded = TransformerLM(config, init_seed=1)
+        loaded.load_state_dict(state, strict=True, assign=assign)
+        assert is_tied(loaded)
+        assert torch.equal(loaded.embedding, model.embedding)
+
+    with torch.device("meta"):
+        empty = TransformerLM(config)
+    empty.to_empty(device="cpu")
+    empty.load_state_dict(state, strict=True)
+    assert is_tied(empty)
+    tokens = torch.arange(10).view(1, 10)
+    assert torch.equal(empty(tokens), model(tokens))
+
+
+def test_a_step_moves_tied_weights_by_the_gradients_of_both_uses() -> None:
+    tied, untied = TransformerLM(design(tie_embeddings=True)).double(), TransformerLM(design()).double()
+    with torch.no_grad():
+        untied.load_state_dict({**tied.state_dict(), "head": tied.embedding})
+    tokens = torch.arange(10).view(1, 10)
+    for model in (tied, untied):
+        model(tokens, tokens.roll(1)).nll.backward()
+    assert untied.head is not None
+    both = untied.embedding.grad + untied.head.grad  # type: ignore[operator]
+    torch.testing.assert_close(tied.embedding.grad, both, rtol=1e-10, atol=1e-12)
+    torch.optim.SGD(tied.parameters(), lr=0.1).step()
+    assert is_tied(tied)
+
+
+def test_tied_and_untied_weights_do_not_load_into_each_other_in_silence() -> None:
+    tied, untied = TransformerLM(design(tie_embeddings=True)), TransformerLM(design())
+    with pytest.raises(RuntimeError, match="head"):
+        tied.load_state_dict(untied.state_dict())
+    with pytest.raises(RuntimeError, match="head"):
+        untied.load_state_dict(tied.state_dict())
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# padded vocabulary
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_rows_that_pad_the_vocabulary_are_never_predicted(tied: bool) -> None:
+    model = TransformerLM(design(vocab_size=50, vocab_multiple=64, tie_embeddings=tied))
+    table = model.embedding if model.head is None else model.head
+    assert table.shape == (64, 16)
+    tokens = torch.arange(10).view(1, 10)
+    x = torch.ones(1, 4, 16)
+
+    with torch.no_grad():
+        table.zero_()
+    sums = lm_loss(model.logits(x), torch.tensor([[1, 2, 3, 49]]))
+    assert sums.mean().item() == pytest.approx(math.log(50), abs=1e-6)
+
+    with torch.no_grad():
+        table[:50] = -5 / 16  # every real logit is -5, below the zeros of the padding
+    assert model.logits(x).shape == (1, 4, 50)
+    torch.testing.assert_close(model.logits(x), torch.full((1, 4, 50), -5.0))
+
+    with torch.no_grad():
+        table.copy_(torch.randn(64, 16))
+    model(tokens, tokens).nll.backward()
+    assert table.grad is not None
+    assert (table.grad[50:] == 0).all()
+    assert (table.grad[:50].abs().sum(-1) > 0).all()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# refusals
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"d_model": 520, "n_heads": 8}, "even head width, not 65"),
+        ({"d_model": 15, "n_heads": 3, "pos": "sine"}, "even model.d_model, not 15"),
+        ({"d_model": 128, "n_heads": 3}, "n_heads=3 must divide model.d_model=128"),
+        ({"n_heads": 8, "attn": {"n_kv_heads": 3}}, "n_kv_heads=3 must divide model.n_heads=8"),
+        ({"ffn": {"ratio": 0}}, "ffn.ratio=0 must be a positive number or fraction"),
+        ({"attn": {"backend": "sdpa"}, "stability": ("attn_softcap",)}, "backend=sdpa cannot apply"),
+        ({"block": "parallel", "norm": "post"}, "block=parallel"),
+        ({"norm": {"type": "rmsnrom"}}, "did you mean 'rmsnorm'"),
+        ({"block": {"norm_position": "prenorm"}}, "norm_position.*double, none, output, post, pre"),
+        ({"stability": {"qk_norm": {"epsilon": 1}}}, "'epsilon' is not an option of 'qk_norm'"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_built_is_refused_before_memory_is_taken(changes: dict[str, Any], words: str) -> None:
+    with torch.device("meta"), pytest.raises(ConfigError, match=words):
+        TransformerLM(design(**changes))
+
+
+def test_a_model_on_the_meta_device_takes_no_memory_and_keeps_its_names() -> None:
+    with torch.device("meta"):
+        empty = TransformerLM(design(linear_bias=True))
+    shapes: dict[str, Tensor] = TransformerLM(design(linear_bias=True)).state_dict()
+    assert {name: value.shape for name, value in empty.state_dict().items()} == {n: v.shape for n, v in shapes.items()}
+    assert all(value.is_meta for value in empty.state_dict().values())

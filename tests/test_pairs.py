@@ -1,0 +1,120 @@
+"""Every pair of choices trains, or is refused by name with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations, product
+from typing import Any
+
+import pytest
+import torch
+
+from andrea_ablate.accounting import account
+from andrea_ablate.model import TransformerLM
+from andrea_ablate.registry import ConfigError
+from designs import NODES, design, options
+
+Choice = tuple[str, Any]
+Pair = tuple[Choice, Choice]
+AXES: dict[str, list[Any]] = {
+    **{group: options(group) for group in NODES if group != "stability"},
+    "stability": [(), *((trick,) for trick in options("stability"))],
+    "tie_embeddings": [False, True],
+    "linear_bias": [False, True],
+    "dropout": [0.0, 0.1],
+    "window": [None, 3],
+    "backend": ["auto", "sdpa", "eager"],
+}
+REFUSED: dict[Pair, str] = {
+    (("norm", "post"), ("block", "parallel")): "block=parallel has no agreed meaning",
+    (("norm", "double"), ("block", "parallel")): "block=parallel has no agreed meaning",
+    (("norm", "output"), ("block", "parallel")): "block=parallel has no agreed meaning",
+    (("stability", ("attn_softcap",)), ("backend", "sdpa")): "backend=sdpa cannot apply an attention soft-cap",
+}
+PAIRS: list[Pair] = [
+    ((a, chosen_a), (b, chosen_b)) for a, b in combinations(AXES, 2) for chosen_a, chosen_b in product(AXES[a], AXES[b])
+]
+LENGTH = 8
+
+
+def pairs_of(row: dict[str, Any]) -> set[Pair]:
+    return set(combinations(((axis, row[axis]) for axis in AXES if axis in row), 2))
+
+
+def covering() -> Iterator[dict[str, Any]]:
+    """Designs that choose on every axis and together hold every pair that is not refused."""
+    left = [pair for pair in PAIRS if pair not in REFUSED]
+    while left:
+        row = dict(left[0])
+        for axis in AXES:
+            if axis not in row:
+                offers = [{**row, axis: option} for option in AXES[axis]]
+                allowed = [offer for offer in offers if not pairs_of(offer) & set(REFUSED)]
+                row = max(allowed, key=lambda offer: len(pairs_of(offer) & set(left)))
+        yield row
+        left = [pair for pair in left if pair not in pairs_of(row)]
+
+
+ROWS = list(covering())
+
+
+def label(row: dict[str, Any]) -> str:
+    shown = {axis: "+".join(option) if isinstance(option, tuple) else option for axis, option in row.items()}
+    return ",".join(f"{axis}={option}" for axis, option in shown.items())
+
+
+def build(row: dict[str, Any]) -> TransformerLM:
+    inside = {key: row[key] for key in ("window", "backend") if key in row}
+    config = design(**{key: value for key, value in row.items() if key not in inside})
+    config.attn.update(inside)
+    model = TransformerLM(config)
+    assert account(config, LENGTH).params == sum(p.numel() for p in model.parameters())
+    return model
+
+
+def test_every_pair_is_in_a_design_or_refused() -> None:
+    assert set().union(*(pairs_of(row) for row in ROWS)) == set(PAIRS) - set(REFUSED)
+    assert set(REFUSED) <= set(PAIRS)
+
+
+@pytest.mark.parametrize("pair", REFUSED, ids=str)
+def test_a_pair_without_meaning_is_refused_with_the_reason(pair: Pair) -> None:
+    with pytest.raises(ConfigError, match=REFUSED[pair]):
+        build(dict(pair))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=label)
+def test_design_trains_and_sees_no_future(row: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model = build(row)
+    tokens = torch.randint(0, 23, (2, LENGTH + 1))
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    start = model.eval()(inputs, targets)
+    model.train()
+    for _ in range(2):
+        optimizer.zero_grad()
+        sums = model(inputs, targets)
+        ((sums.nll + sums.penalty) / sums.n_tokens).backward()
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None, name
+            assert torch.isfinite(parameter.grad).all(), name
+            # Without rotation or a norm of the keys, a bias adds the same to all scores of a query: softmax drops it.
+            assert (parameter.grad != 0).any() or name.endswith("k_bias"), name
+        optimizer.step()
+    for name, parameter in model.named_parameters():
+        assert torch.isfinite(parameter).all(), name
+        assert not torch.equal(parameter, before[name]) or name.endswith("k_bias"), name
+    end = model.eval()(inputs, targets)
+    assert end.nll + end.penalty < start.nll + start.penalty
+
+    at = LENGTH // 2
+    changed = inputs.clone()
+    changed[:, at] = (changed[:, at] + 1) % 23
+    with torch.no_grad():
+        old, new = model(inputs), model(changed)
+    assert torch.equal(old[:, :at], new[:, :at])
+    assert not torch.equal(old[:, at], new[:, at])
+    assert not torch.equal(old[:, at + 1], new[:, at + 1])

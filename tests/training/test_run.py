@@ -1,0 +1,254 @@
+"""A run as a guest in its process: what it leaves of memory and settings, and what failures become."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import logging
+import os
+import random
+import warnings
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from outcome import Outcome
+
+from andrea_ablate.config import RunConfig
+from andrea_ablate.registry import ConfigError
+from andrea_ablate.tracking.store import RunBusy, RunWriter, Store, StoreError, write_atomic
+from andrea_ablate.training import callbacks, checkpoint
+from andrea_ablate.training import run as run_module
+from andrea_ablate.training.module import LanguageModule
+from andrea_ablate.training.run import run
+
+Epochs = Callable[..., RunConfig]
+During = Callable[[int, Callable[[], object]], None]
+
+
+def globals_of_the_process() -> dict[str, Any]:
+    return {
+        "torch": torch.get_rng_state().tolist(),
+        "numpy": str(np.random.get_state()),
+        "python": random.getstate(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "dtype": torch.get_default_dtype(),
+        "threads": torch.get_num_threads(),
+        "grad": torch.is_grad_enabled(),
+        "filters": list(warnings.filters),
+        "levels": {
+            name: logging.getLogger(name).level for name in ("", "andrea_ablate", "lightning.pytorch", "lightning")
+        },
+        "handlers": list(logging.getLogger().handlers),
+        "environment": {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"},
+        "folder": os.getcwd(),
+    }
+
+
+def fail() -> None:
+    raise RuntimeError("lights out")
+
+
+@pytest.mark.parametrize("ending", ["finished", "failed", "interrupted"])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_process_is_left_as_it_was_found(
+    ending: str, deterministic: bool, epochs: Epochs, during: During, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = epochs(f"trainer.deterministic={deterministic}", "trainer.tokens=320")
+    monkeypatch.setenv("MASTER_PORT", "12321")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.manual_seed(5)
+    try:
+        before = globals_of_the_process()
+        if ending == "failed":
+            during(3, fail)
+            assert run(cfg)["status"] == "failed"
+        elif ending == "interrupted":
+            during(3, lambda: os.kill(os.getpid(), 15))
+            with pytest.raises(KeyboardInterrupt):
+                run(cfg)
+        else:
+            assert run(cfg)["status"] == "finished"
+        assert globals_of_the_process() == before
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_callers_random_state_does_not_reach_the_run(epochs: Epochs, straight: Callable[..., Outcome]) -> None:
+    cfg = epochs()
+    torch.manual_seed(123456)
+    run(cfg)
+    assert Outcome(cfg).final == straight().final
+
+
+def resident_mib() -> float:
+    gc.collect()
+    torch.zeros(1)
+    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmRSS"))
+    return int(line.split()[1]) / 1024
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+def test_memory_does_not_grow_from_job_to_job(epochs: Epochs, during: During) -> None:
+    resident, peaks = [], []
+    for seed in range(6):
+        # Three million parameters: weights, gradients and moments are 50 MiB a job.
+        cfg = epochs(
+            "model.d_model=256", "model.n_layers=4", "trainer.tokens=96", f"seed={seed}", "trainer.val_every=0"
+        )
+        if seed == 3:
+            during(2, fail)
+        record = run(cfg)
+        assert record["status"] == ("failed" if seed == 3 else "finished")
+        resident.append(resident_mib())
+        peaks.append(record["peak_mem_gib"] * 1024)
+    assert resident[5] < resident[1] + 20
+    assert peaks[5] < peaks[1] + 20
+    small = epochs("trainer.tokens=96")
+    assert run(small)["peak_mem_gib"] * 1024 < peaks[5] - 25  # a job's peak is its own
+
+
+@pytest.mark.parametrize("failing", [True, False])
+def test_model_is_let_go_when_its_run_is_over(failing: bool, epochs: Epochs, monkeypatch: pytest.MonkeyPatch) -> None:
+    models: list[weakref.ref[LanguageModule]] = []
+
+    class Watched(LanguageModule):
+        def __init__(self, cfg: RunConfig) -> None:
+            super().__init__(cfg)
+            models.append(weakref.ref(self))
+
+        def training_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
+            if failing and self.step == 4:
+                fail()
+            return super().training_step(batch, batch_idx)
+
+    monkeypatch.setattr(run_module, "LanguageModule", Watched)
+    record = run(epochs())
+    assert record["status"] == ("failed" if failing else "finished")
+    gc.collect()
+    assert len(models) == 1 and models[0]() is None
+
+
+# --- failures ---
+
+
+def test_failure_in_training_is_a_record_with_its_traceback(epochs: Epochs, during: During) -> None:
+    cfg = epochs()
+    during(4, fail)
+    record = run(cfg)
+    assert (record["status"], record["reason"]) == ("failed", "RuntimeError: lights out")
+    text = (Outcome(cfg).folder / "error.txt").read_text()
+    assert "Traceback" in text and 'raise RuntimeError("lights out")' in text
+    assert record["token_hash"] and record["initial_loss"] > 0
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (MemoryError(), "out of memory"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "out of memory"),
+        (ValueError("first line\nsecond line"), "ValueError: first line"),
+        (KeyError(), "KeyError: "),
+    ],
+)
+def test_reason_is_one_line(error: Exception, reason: str, epochs: Epochs, during: During) -> None:
+    def raise_it() -> None:
+        raise error
+
+    during(1, raise_it)
+    assert run(epochs())["reason"] == reason
+
+
+@pytest.mark.parametrize("part", ["module", "data", "mirrors", "weights"])
+def test_failure_outside_the_steps_is_a_record_too(part: str, epochs: Epochs, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(f"no {part}")
+
+    owner, name = {
+        "module": (run_module, "LanguageModule"),
+        "data": (run_module.DataModule, "train_dataloader"),
+        "mirrors": (callbacks, "open_mirrors"),
+        "weights": (callbacks.safetensors.torch, "save"),
+    }[part]
+    cfg = epochs()
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, broken)
+        record = run(cfg)
+    assert (record["status"], record["reason"]) == ("failed", f"RuntimeError: no {part}")
+    assert f"no {part}" in (Outcome(cfg).folder / "error.txt").read_text()
+    assert run(cfg)["status"] == "finished"
+
+
+def test_full_disk_at_a_checkpoint_fails_the_run_and_keeps_the_one_before(
+    epochs: Epochs, straight: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: Any) -> None:
+        if path.name == "step-00000010.ckpt":
+            raise StoreError(errno.ENOSPC, f"cannot write {path}: No space left on device; free space")
+        write_atomic(path, data)
+
+    cfg = epochs()
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "write_atomic", full)
+        record = run(cfg)
+    assert record["status"] == "failed"
+    assert "No space left on device" in record["reason"] and "step-00000010.ckpt" in record["reason"]
+    outcome = Outcome(cfg)
+    assert [path.name for path in (outcome.folder / "checkpoints").iterdir()] == ["step-00000005.ckpt"]
+    assert [row["step"] for row in outcome.train] == list(range(1, 11))
+    run(cfg)
+    assert Outcome(cfg).record["resumed_from"] == 5
+    assert Outcome(cfg).final == straight().final
+
+
+def test_full_disk_at_a_row_fails_the_run(epochs: Epochs, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = RunWriter.log
+
+    def log(self: RunWriter, row: dict[str, Any]) -> None:
+        if row["step"] == 7:
+            raise StoreError(errno.ENOSPC, "cannot write metrics.jsonl: No space left on device")
+        original(self, row)
+
+    monkeypatch.setattr(RunWriter, "log", log)
+    record = run(epochs())
+    assert record["status"] == "failed" and "No space left on device" in record["reason"]
+
+
+def test_mistake_in_the_configuration_leaves_nothing_behind(epochs: Epochs) -> None:
+    cfg = epochs("pos=learned", "model.max_seq_len=4")
+    with pytest.raises(ConfigError, match="max_seq_len"):
+        run(cfg)
+    assert not list(Path(cfg.paths.runs).iterdir())
+
+
+# --- reuse ---
+
+
+def test_finished_run_is_reused_without_training(epochs: Epochs, digests: list[tuple[int, str]]) -> None:
+    cfg = epochs()
+    first = run(cfg)
+    digests.clear()
+    assert run(cfg) == first and not digests
+
+
+def test_run_that_another_process_holds_is_refused_or_waited_for(epochs: Epochs) -> None:
+    cfg = epochs()
+    name = Outcome(cfg).id
+    with Store(Path(cfg.paths.runs)).open(name), pytest.raises(RunBusy):
+        run(cfg)
+    assert run(cfg, wait=True)["status"] == "finished"
+
+
+def test_record_names_what_ran(epochs: Epochs) -> None:
+    record = run(epochs())
+    assert record["world_size"] == 1 and record["device"]["type"] == "cpu" and record["precision"] == "32-true"
+    assert record["paths"] == {"attention": "sdpa", "optimizer": "fused", "compile": False}
+    assert record["versions"]["torch"] == torch.__version__
+    assert record["resumed_from"] == 0 and record["tracking"] == "off" and record["reason"] == ""
+    assert record["total_steps"] == 24 and record["tokens"] == 768
+    assert record["started"] <= record["ended"] and 0 < record["train_s"] < record["ended"] - record["started"] + 1
