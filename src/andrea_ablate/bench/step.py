@@ -1,4 +1,4 @@
-"""``python -m andrea_ablate.bench step [key=value …]``: a training step against its matrix products and a bare loop.
+"""``bench step``: a training step against its matrix products and a bare loop.
 
 Three loops take turns, a few steps each, so that a machine whose speed drifts slows all alike; medians are printed.
 matmul: the linear layers' products alone (forward and two backward) · bare: the same module, optimizer and clipping in
@@ -7,8 +7,6 @@ a plain loop · run: the whole product, with Lightning, data, records and the ch
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -20,7 +18,6 @@ import torch
 from torch import nn
 
 from andrea_ablate import machine
-from andrea_ablate.composition import compose
 from andrea_ablate.config import RunConfig
 from andrea_ablate.model import TransformerLM
 from andrea_ablate.parameters import MATMUL_ROLES, named_roles
@@ -94,17 +91,3 @@ def _run_steps(cfg: RunConfig, turn: int, steps: int) -> list[float]:
         assert record["status"] == "finished", record["reason"]
         ends = [row["wall_s"] for row in Store(Path(folder)).metrics(record["run_id"]) if "wall_s" in row]
     return [b - a for a, b in zip([0.0, *ends], ends, strict=False)]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m andrea_ablate.bench", description=__doc__)
-    parser.add_argument("what", choices=["step"])
-    parser.add_argument("overrides", nargs="*", help="as for python -m andrea_ablate, e.g. size=andrea_12m")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=20, help="per round and loop")
-    arguments = parser.parse_args()
-    print(json.dumps(bench_step(compose(arguments.overrides), arguments.rounds, arguments.steps), indent=1))
-
-
-if __name__ == "__main__":
-    main()

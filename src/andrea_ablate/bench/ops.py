@@ -1,0 +1,113 @@
+"""``bench ops``: each fused operation, forward and backward, against torch's own ways to compute the same.
+
+The rivals take turns within a round, so that a machine whose speed drifts slows all alike; medians are reported, and
+ratios are rival / ours: above 1 ours is faster. Losing shapes stay in the table.
+"""
+
+# Shapes: N rows, D width
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from andrea_ablate import machine, ops
+from andrea_ablate.bench.cases import CASES, Case
+from andrea_ablate.registry import ConfigError
+
+Outputs = Tensor | tuple[Tensor, ...]
+
+
+class Times(NamedTuple):
+    """Seconds of one call."""
+
+    forward: float
+    backward: float
+
+
+def bench_ops(
+    names: Iterable[str],
+    device: str,
+    dtypes: Iterable[str],
+    widths: Iterable[int],
+    rows: int,
+    rounds: int,
+    *,
+    with_compile: bool,
+) -> dict[str, Any]:
+    """Median seconds and peak memory of every op and rival at every width and dtype.
+
+    Raises: ConfigError for an unknown op, and where the compiled library or the device is missing.
+    """
+    machine.settle()
+    chosen = list(names) or list(CASES)
+    for name in chosen:
+        if name not in CASES:
+            raise ConfigError(f"bench ops: '{name}' is not one of {', '.join(CASES)}")
+    ops.path("compiled", device)
+    table = [
+        {"op": name, "dtype": dtype, "rows": rows, "width": width, **_case(case, device, rounds, with_compile)}
+        for name in chosen
+        for dtype in dtypes
+        for width in widths
+        if (case := CASES[name](rows, width, getattr(torch, dtype), device)) is not None
+    ]
+    return {"device": machine.describe(device), "versions": machine.versions(), "table": table}
+
+
+def _case(case: Case, device: str, rounds: int, with_compile: bool) -> dict[str, Any]:
+    rivals = {"ours": case.ours, "eager": case.eager, **case.torch}
+    if with_compile:
+        rivals["compile"] = torch.compile(case.eager, dynamic=False)
+    times: dict[str, list[Times]] = {name: [] for name in rivals}
+    memory = {}
+    with ops.using("compiled"):
+        for name, rival in rivals.items():
+            for _ in range(3):
+                _call(rival, case, device)
+            memory[name] = _peak(rival, case, device)
+        for _ in range(rounds):
+            for name, rival in rivals.items():
+                times[name].append(_call(rival, case, device))
+    median = {
+        name: {
+            "forward_s": statistics.median(t.forward for t in taken),
+            "backward_s": statistics.median(t.backward for t in taken),
+            "both_s": statistics.median(t.forward + t.backward for t in taken),
+        }
+        for name, taken in times.items()
+    }
+    ours = median["ours"]["both_s"]
+    return {
+        "times": median,
+        "peak_extra_mib": memory,
+        "ratio": {n: m["both_s"] / ours for n, m in median.items() if n != "ours"},
+    }
+
+
+def _call(rival: Callable[..., Outputs], case: Case, device: str) -> Times:
+    start = _now(device)
+    out = rival(*case.inputs)
+    middle = _now(device)
+    outputs = (out,) if isinstance(out, Tensor) else out
+    torch.autograd.grad(outputs, case.wanted, case.grads[: len(outputs)])
+    return Times(middle - start, _now(device) - middle)
+
+
+def _now(device: str) -> float:
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def _peak(rival: Callable[..., Outputs], case: Case, device: str) -> float | None:
+    """MiB at the peak of one call above what was in use before it."""
+    machine.reset_peak_memory(device)
+    before = machine.peak_memory_gib(device)
+    _call(rival, case, device)
+    after = machine.peak_memory_gib(device)
+    return None if before is None or after is None else round((after - before) * 1024, 1)
