@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,11 @@ import pytest
 import yaml
 
 from andrea_ablate.cli import help_text
-from conftest import Answer
-from tracking.test_mirrors import offline_files, offline_run
+from offline_wandb import offline_files, offline_run
+from support import Cli
 
-Cli = Callable[..., Answer]
 ROOT = Path(__file__).parents[1]
+NO_DATA = ("data=text", "data.path=/no/such/file")
 LETTERS = "the quick brown fox jumps over the lazy dog\n" * 400
 
 
@@ -152,6 +152,12 @@ def test_help_and_typing_errors_answer_in_two_seconds_without_torch(
         (["data=text", "data.path=/no/such/file"], ["/no/such/file"]),
         (["trainer=fast"], ["'trainer' is a section with keys"]),
         (["model.max_seq_len=16", "pos=learned"], ["data.seq_len=32 is longer than", "or choose pos=rope"]),
+        # sizes that do not fit, said before the data is looked for
+        ([*NO_DATA, "model.d_model=520", "model.n_heads=8"], ["an even head width, not 65"]),
+        ([*NO_DATA, "model.d_model=128", "model.n_heads=3"], ["model.n_heads=3 must divide model.d_model=128"]),
+        ([*NO_DATA, "model.n_heads=8", "model.attn.n_kv_heads=3"], ["n_kv_heads=3 must divide model.n_heads=8"]),
+        ([*NO_DATA, "model.ffn.ratio=0"], ["model.ffn.ratio=0 must be a positive number"]),
+        ([*NO_DATA, "model.max_seq_len=16", "pos=learned"], ["data.seq_len=32 is longer than"]),
         # what is no override at all
         (["norm"], ["'norm' has no value; write norm=VALUE"]),
         (["=value"], ["a value without a key; write key=VALUE"]),

@@ -19,7 +19,7 @@ from andrea_ablate.composition import choice_options, compose, resource_root, to
 from andrea_ablate.config import RunConfig, to_plain
 from andrea_ablate.registry import ConfigError
 from andrea_ablate.tracking import config_payload
-from conftest import Compose
+from support import Compose
 
 CONF = Path(__file__).parents[1] / "conf"
 
@@ -162,6 +162,17 @@ def test_the_stored_configuration_is_plain_resolved_and_keeps_its_types(tiny: Co
     for key, value in leaves(payload).items():
         assert isinstance(value, (bool, int, float, str, list, dict, type(None))), key
         assert not re.search(r"\$\{|\?\?\?", str(value)), key
+
+
+def test_a_vocabulary_left_to_the_tokenizers_file_is_counted(tmp_path: Path, tiny: Compose) -> None:
+    import tokenizers
+
+    path = tmp_path / "t.json"
+    tokenizers.Tokenizer(tokenizers.models.BPE(vocab={"a": 0, "b": 1, "ab": 2}, merges=[("a", "b")])).save(str(path))
+    chosen = ("tokenizer=file", f"data.tokenizer.path={path}")
+    cfg = tiny(*chosen)  # three ids and the end of a document
+    assert cfg.data.tokenizer["vocab_size"] == cfg.model.vocab_size == 4
+    assert tiny(*chosen, "model.vocab_size=9").model.vocab_size == 9
 
 
 def test_the_yaml_files_are_found_beside_the_package_or_above_it() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -272,7 +273,7 @@ OTHER = {
 
 
 def name_of(cfg: RunConfig) -> str:
-    return run_id(cfg, "corpus", "cpu")
+    return run_id(cfg, "corpus", "cpu", "reference")
 
 
 @pytest.mark.parametrize("key", SAME)
@@ -287,8 +288,11 @@ def test_what_can_change_a_number_changes_the_name(plain: dict[str, Any], key: s
 
 def test_corpus_and_device_are_part_of_the_name_and_auto_is_what_it_stands_for(plain: dict[str, Any]) -> None:
     cfg = run_config(plain)
-    names = {run_id(cfg, corpus, device) for corpus in ("a", "b") for device in ("cpu", "cuda")}
-    assert len(names) == 4
+    names = {
+        run_id(cfg, corpus, device, path)
+        for corpus, device, path in itertools.product(("a", "b"), ("cpu", "cuda"), ("compiled", "reference"))
+    }
+    assert len(names) == 8
     assert name_of(run_config(change(plain, "trainer.accelerator", "cpu"))) == name_of(cfg)
 
 
@@ -298,7 +302,7 @@ def test_a_name_is_safe_as_a_folder_and_the_same_in_another_process(plain: dict[
     assert set(name) <= set("0123456789abcdef")
     program = (
         "import sys, yaml; from andrea_ablate.config import run_config, run_id; "
-        "print(run_id(run_config(yaml.safe_load(sys.stdin)), 'corpus', 'cpu'))"
+        "print(run_id(run_config(yaml.safe_load(sys.stdin)), 'corpus', 'cpu', 'reference'))"
     )
     text = yaml.safe_dump(plain)
     asked = subprocess.run([sys.executable, "-c", program], input=text, capture_output=True, text=True, check=True)

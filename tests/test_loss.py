@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
+from andrea_ablate import ops
 from andrea_ablate.loss import IGNORE, LossSums, lm_loss
 from andrea_ablate.model import TransformerLM
-from andrea_ablate.stability import ZLoss
 from designs import design
 from oracles import loss as oracle
+
+
+@pytest.fixture(params=["auto", "reference"], autouse=True)
+def _path(request: pytest.FixtureRequest) -> Iterator[None]:
+    with ops.using(request.param):
+        yield
+
+
+def loss_of(logits: Tensor, targets: Tensor, alpha: float = 0.0) -> LossSums:
+    """The loss of given logits: an output projection by the identity."""
+    return lm_loss(logits, torch.eye(logits.shape[-1], dtype=logits.dtype), targets, z_weight=alpha)
 
 
 def mean(sums: LossSums) -> float:
@@ -26,7 +38,7 @@ def test_sums_match_float64_oracle(alpha: float | None, shape: tuple[int, ...]) 
     logits = torch.randn(*shape, 11, dtype=torch.float64) * 5
     targets = torch.randint(0, 11, shape)
     targets.view(-1)[1::3] = IGNORE
-    sums = lm_loss(logits, targets, [ZLoss(alpha=alpha)] if alpha else [])
+    sums = loss_of(logits, targets, alpha or 0.0)
     want = oracle.sums(logits.view(-1, 11).numpy(), targets.flatten().tolist(), alpha or 0.0)
     assert tuple(t.item() for t in sums) == pytest.approx(want, rel=1e-12)
 
@@ -36,7 +48,7 @@ def test_low_precision_logits_are_summed_in_fp32(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     logits = (torch.randn(500, 11) * 5).to(dtype)
     targets = torch.randint(0, 11, (500,))
-    sums = lm_loss(logits, targets, [ZLoss(alpha=1.0)])
+    sums = loss_of(logits, targets, 1.0)
     assert sums.nll.dtype == torch.float32
     want = oracle.sums(logits.double().numpy(), targets.tolist(), 1.0)
     assert (sums.nll.item(), sums.penalty.item()) == pytest.approx(want[:2], rel=1e-5)
@@ -46,10 +58,9 @@ def test_low_precision_logits_are_summed_in_fp32(dtype: torch.dtype) -> None:
 def test_gradients(alpha: float | None) -> None:
     torch.manual_seed(0)
     targets = torch.tensor([1, IGNORE, 3])
-    terms = [ZLoss(alpha=alpha)] if alpha else []
 
     def total(logits: Tensor) -> Tensor:
-        sums = lm_loss(logits, targets, terms)
+        sums = loss_of(logits, targets, alpha or 0.0)
         return sums.nll + sums.penalty
 
     logits = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
@@ -60,10 +71,10 @@ def test_gradients(alpha: float | None) -> None:
 # ignored positions
 
 
-@pytest.mark.parametrize("terms", [[], [ZLoss(alpha=1e-4)]])
-def test_a_batch_without_targets_is_zero_with_zero_gradients(terms: list[ZLoss]) -> None:
+@pytest.mark.parametrize("alpha", [0.0, 1e-4])
+def test_a_batch_without_targets_is_zero_with_zero_gradients(alpha: float) -> None:
     logits = torch.randn(2, 3, 5, requires_grad=True)
-    sums = lm_loss(logits, torch.full((2, 3), IGNORE), terms)
+    sums = loss_of(logits, torch.full((2, 3), IGNORE), alpha)
     assert (mean(sums), sums.penalty.item(), sums.n_tokens.item()) == (0.0, 0.0, 0)
     (sums.mean() + sums.penalty).backward()
     assert logits.grad is not None
@@ -78,15 +89,15 @@ def test_a_model_given_a_batch_without_targets_gets_zero_gradients() -> None:
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), 1e30])
-@pytest.mark.parametrize("terms", [[], [ZLoss(alpha=1e-4)]])
-def test_what_an_ignored_row_holds_does_not_matter(value: float, terms: list[ZLoss]) -> None:
+@pytest.mark.parametrize("alpha", [0.0, 1e-4])
+def test_what_an_ignored_row_holds_does_not_matter(value: float, alpha: float) -> None:
     logits = torch.zeros(2, 4)
     logits[1] = value
     logits[1, 0] = float("inf")
     logits.requires_grad_()
     clean = torch.zeros(1, 4, requires_grad=True)
     for x, targets in ((logits, [1, IGNORE]), (clean, [1])):
-        sums = lm_loss(x, torch.tensor(targets), terms)
+        sums = loss_of(x, torch.tensor(targets), alpha)
         (sums.nll + sums.penalty).backward()
     assert logits.grad is not None
     assert clean.grad is not None
@@ -100,7 +111,7 @@ def test_what_an_ignored_row_holds_does_not_matter(value: float, terms: list[ZLo
 
 def test_z_loss_counts_predicted_rows_only_and_stays_out_of_the_loss() -> None:
     logits, targets = torch.zeros(2, 4), torch.tensor([1, IGNORE])
-    plain, with_z = lm_loss(logits, targets), lm_loss(logits, targets, [ZLoss(alpha=1e-4)])
+    plain, with_z = loss_of(logits, targets), loss_of(logits, targets, 1e-4)
     assert mean(plain) == mean(with_z) == pytest.approx(math.log(4), abs=1e-6)
     assert plain.penalty.item() == 0.0
     assert (with_z.nll + with_z.penalty).item() == pytest.approx(1.386487, abs=5e-7)  # 1.386679 with the ignored row
@@ -108,7 +119,7 @@ def test_z_loss_counts_predicted_rows_only_and_stays_out_of_the_loss() -> None:
 
 def test_z_loss_of_weight_zero_adds_nothing() -> None:
     logits, targets = torch.randn(3, 4), torch.tensor([1, 2, 3])
-    assert lm_loss(logits, targets, [ZLoss(alpha=0.0)]).penalty.item() == 0.0
+    assert loss_of(logits, targets, 0.0).penalty.item() == 0.0
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -121,7 +132,7 @@ def test_sums_of_unequal_micro_batches_give_the_token_mean() -> None:
     def rows(nats: float, n: int) -> Tensor:
         return torch.tensor([[0.0, math.log(math.expm1(nats))]]).expand(n, 2)
 
-    parts = [lm_loss(rows(nats, n), torch.zeros(n, dtype=torch.long)) for nats, n in ((1.0, 6), (7.0, 1))]
+    parts = [loss_of(rows(nats, n), torch.zeros(n, dtype=torch.long)) for nats, n in ((1.0, 6), (7.0, 1))]
     assert [mean(part) for part in parts] == pytest.approx([1.0, 7.0], rel=1e-6)
     total = LossSums(*(sum(column) for column in zip(*parts, strict=True)))  # type: ignore[arg-type]
     assert mean(total) == pytest.approx(13 / 7, rel=1e-6)

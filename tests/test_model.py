@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from andrea_ablate.config import ModelConfig
-from andrea_ablate.loss import lm_loss
 from andrea_ablate.model import TransformerLM
 from andrea_ablate.registry import ConfigError
 from designs import NODES, design, options
@@ -66,9 +65,12 @@ def test_logits_match_a_float64_transformer(changes: dict[str, Any]) -> None:
 def test_with_targets_the_model_returns_its_loss() -> None:
     model = TransformerLM(design(("z_loss",)))
     tokens, targets = torch.randint(0, 23, (2, 2, 7))
-    got, want = model(tokens, targets), lm_loss(model(tokens), targets, model.penalties)
-    assert [t.item() for t in got] == [t.item() for t in want]
-    assert got.penalty > 0
+    logits, got = model(tokens).double(), model(tokens, targets)
+    z = logits.logsumexp(-1)
+    nll = (z - logits.gather(-1, targets[..., None]).squeeze(-1)).sum()
+    assert got.nll.item() == pytest.approx(nll.item(), rel=1e-6)
+    assert got.penalty.item() == pytest.approx(1e-4 * z.square().sum().item(), rel=1e-6)
+    assert got.n_tokens == 14
 
 
 def test_dropout_acts_in_training_only_and_at_the_configured_places() -> None:
@@ -176,23 +178,27 @@ def test_tied_and_untied_weights_do_not_load_into_each_other_in_silence() -> Non
 # padded vocabulary
 
 
+class Ones(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ones_like(x)
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_rows_that_pad_the_vocabulary_are_never_predicted(tied: bool) -> None:
     model = TransformerLM(design(vocab_size=50, vocab_multiple=64, tie_embeddings=tied))
     table = model.embedding if model.head is None else model.head
     assert table.shape == (64, 16)
     tokens = torch.arange(10).view(1, 10)
-    x = torch.ones(1, 4, 16)
 
     with torch.no_grad():
         table.zero_()
-    sums = lm_loss(model.logits(x), torch.tensor([[1, 2, 3, 49]]))
-    assert sums.mean().item() == pytest.approx(math.log(50), abs=1e-6)
+    assert model(tokens, tokens).mean().item() == pytest.approx(math.log(50), abs=1e-6)
 
     with torch.no_grad():
-        table[:50] = -5 / 16  # every real logit is -5, below the zeros of the padding
-    assert model.logits(x).shape == (1, 4, 50)
-    torch.testing.assert_close(model.logits(x), torch.full((1, 4, 50), -5.0))
+        table[:50] = -5 / 16  # with a stream of ones every real logit is -5, below the zeros of the padding
+    final_norm, model.final_norm = model.final_norm, Ones()
+    torch.testing.assert_close(model(tokens), torch.full((1, 10, 50), -5.0))
+    model.final_norm = final_norm
 
     with torch.no_grad():
         table.copy_(torch.randn(64, 16))

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from andrea_ablate.norms import NORMS, rms_norm
+from andrea_ablate import ops
+from andrea_ablate.norms import NORMS
 from andrea_ablate.registry import ConfigError
 from oracles import norms as oracle
 
@@ -90,7 +91,7 @@ def test_gradients(name: str) -> None:
 
 def test_eps_is_inside_the_root_of_the_mean_square() -> None:
     """Ignored it would give 1, outside the root 0.990, with the dtype's default eps 0.278."""
-    y = rms_norm(torch.full((4,), 1e-4), torch.ones(4), 1e-6)
+    y = ops.norm(torch.full((4,), 1e-4), torch.ones(4), eps=1e-6, center=False)
     np.testing.assert_allclose(y.numpy(), 1e-4 / np.sqrt(1e-8 + 1e-6), rtol=1e-6)
     np.testing.assert_allclose(y.numpy(), 0.0995, atol=5e-5)
 
@@ -98,7 +99,7 @@ def test_eps_is_inside_the_root_of_the_mean_square() -> None:
 def test_squares_are_taken_in_fp32() -> None:
     """The square of 300 is above the largest fp16 number."""
     x = torch.tensor([300.0, 0, 0, 0], dtype=torch.float16)
-    y = rms_norm(x, torch.ones(4), 1e-6)
+    y = ops.norm(x, torch.ones(4), eps=1e-6, center=False)
     assert y.dtype == torch.float16
     assert y.tolist() == [2.0, 0.0, 0.0, 0.0]
 
@@ -107,7 +108,7 @@ def test_the_gain_is_applied_before_the_result_is_rounded() -> None:
     x, gain = torch.tensor([1.0, 3.0], dtype=torch.bfloat16), torch.tensor([1.00390625, 1.0])
     # 1/sqrt(5) * 257/256 = 0.4489604: rounding first gives bf16(0.4472136) = 0.447265625, times the gain 0.44921875.
     exact = torch.tensor([1.00390625 / 5**0.5, 3 / 5**0.5], dtype=torch.float64)
-    assert torch.equal(rms_norm(x, gain, 1e-12), exact.to(torch.bfloat16))
+    assert torch.equal(ops.norm(x, gain, eps=1e-12, center=False), exact.to(torch.bfloat16))
 
 
 @pytest.mark.parametrize("name", NORMS.names())

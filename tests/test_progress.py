@@ -17,7 +17,7 @@ from rich.console import Console
 from andrea_ablate.progress import Progress, expected_seconds, format_seconds, plan_table
 from andrea_ablate.sweep import Job
 from andrea_ablate.tracking import Store
-from conftest import Compose
+from support import Compose
 
 Jobs = Callable[..., list[Job]]
 

@@ -21,8 +21,8 @@ from andrea_ablate.stability import STABILITY
 from andrea_ablate.tracking import LOGGERS
 from andrea_ablate.training.optim import OPTIMIZERS
 from andrea_ablate.training.schedules import SCHEDULES
-from conftest import Compose
 from designs import CONF, NODES, content, design, options
+from support import Compose
 
 # group: its registry, the key that names the part, keys that become sizes, and what the program hands to the part
 Group = tuple[Registry[Any], str, set[str], set[str]]
@@ -34,7 +34,7 @@ GROUPS: dict[str, Group] = {
     "norm_type": (NORMS, "type", set(), GIVEN),
     "ffn": (FFNS, "type", {"ratio", "multiple"}, GIVEN),
     "pos": (POSITIONS, "type", set(), GIVEN),
-    "attn": (ATTENTIONS, "type", {"n_kv_heads"}, {*GIVEN, "qk", "logit_map"}),
+    "attn": (ATTENTIONS, "type", {"n_kv_heads"}, {*GIVEN, "qk", "softcap"}),
     "init": (INITS, "type", set(), GIVEN),
     "optim": (OPTIMIZERS, "type", set(), {"model"}),
     "schedule": (SCHEDULES, "type", {"warmup_tokens"}, set()),

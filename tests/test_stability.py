@@ -27,22 +27,34 @@ def check_qk_norm() -> None:
         torch.testing.assert_close(got, torch.from_numpy(want), rtol=1e-12, atol=1e-12)
 
 
-def check_softcap(name: str) -> None:
-    module = STABILITY.build({"type": name, "cap": 30})
-    x = torch.linspace(-200, 200, 41, dtype=torch.float64)
-    torch.testing.assert_close(module(x), torch.from_numpy(attention.softcap(x.numpy(), 30.0)), rtol=1e-12, atol=1e-12)
-    assert module(torch.tensor(40.0)).item() == pytest.approx(26.1018, abs=1e-4)
+TOKENS = torch.arange(10).view(1, 10)
+
+
+def check_attn_softcap() -> None:
+    """That the module reaches the scores; what happens to them there is tested with attention."""
+    model: Any = TransformerLM(design({"attn_softcap": {"cap": 7.0}}))
+    assert [block.attn.softcap for block in model.blocks] == [7.0] * len(model.blocks)
+
+
+def check_output_softcap() -> None:
+    plain, capped = TransformerLM(design()).double(), TransformerLM(design({"output_softcap": {"cap": 0.1}})).double()
+    want = torch.from_numpy(attention.softcap(plain(TOKENS).detach().numpy(), 0.1))
+    torch.testing.assert_close(capped(TOKENS).detach(), want, rtol=1e-12, atol=1e-12)
+    z = want.logsumexp(-1)
+    nll = (z - want.gather(-1, TOKENS[..., None]).squeeze(-1)).sum()
+    torch.testing.assert_close(capped(TOKENS, TOKENS).nll.detach(), nll, rtol=1e-12, atol=1e-12)
 
 
 def check_z_loss() -> None:
-    module = STABILITY.build({"type": "z_loss", "alpha": 0.5})
-    assert module(torch.tensor([1.0, -2.0, 3.0])).item() == 7.0
+    model = TransformerLM(design({"z_loss": {"alpha": 0.5}})).double()
+    want = 0.5 * np.square(np.log(np.exp(model(TOKENS).detach().numpy()).sum(-1))).sum()
+    assert model(TOKENS, TOKENS).penalty.item() == pytest.approx(want, rel=1e-12)
 
 
 ORACLES = {
     "qk_norm": check_qk_norm,
-    "attn_softcap": lambda: check_softcap("attn_softcap"),
-    "output_softcap": lambda: check_softcap("output_softcap"),
+    "attn_softcap": check_attn_softcap,
+    "output_softcap": check_output_softcap,
     "z_loss": check_z_loss,
 }
 SEAMS = {"qk_norm": "qk", "attn_softcap": "scores", "output_softcap": "logits", "z_loss": "loss"}

@@ -25,9 +25,8 @@ from andrea_ablate import sweep
 from andrea_ablate.registry import ConfigError
 from andrea_ablate.sweep import Job, arm_name, conduct, row_of, single_run, sweep_name
 from andrea_ablate.tracking import Store
-from conftest import Answer, Compose
+from support import Answer, Cli, Compose
 
-Cli = Callable[..., Answer]
 SAFE = re.compile(r"[A-Za-z0-9._-]{1,255}")
 
 
@@ -240,6 +239,15 @@ def test_a_job_that_cannot_train_is_a_row_and_the_others_finish(tmp_path: Path, 
     ]  # fmt: skip
     again = cli("-m", "model.n_heads=4,3,8")
     assert again.status == 1 and "3 runs, 1 to train" in again.out
+
+
+def test_a_sequence_longer_than_a_position_table_costs_only_the_arm_that_has_one(tmp_path: Path, cli: Cli) -> None:
+    answer = cli("-m", "pos=learned,rope", "model.max_seq_len=16", "data.seq_len=32")
+    assert answer.status == 1
+    found = {name.split()[0]: record for name, record in records(tmp_path).items()}
+    assert found["pos=rope"]["status"] == "finished" and found["pos=learned"]["status"] == "failed"
+    assert "data.seq_len=32 is longer than the position table, model.max_seq_len=16" in found["pos=learned"]["reason"]
+    assert not (tmp_path / "runs" / found["pos=learned"]["run_id"] / "metrics.jsonl").read_text()
 
 
 def test_an_error_in_the_middle_costs_one_run_and_leaves_nothing_behind(

@@ -1,4 +1,4 @@
-"""Multi-head attention with any number of key/value heads, over one core with two backends."""
+"""Multi-head attention with any number of key/value heads, over one core with three backends."""
 
 # Shapes: B batch, L query length, M key length, D d_model, H query heads, G key/value heads, K d_head
 from __future__ import annotations
@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from andrea_ablate import ops
 from andrea_ablate.parameters import Param, Table, declare
 from andrea_ablate.registry import ConfigError, Registry
 
 ATTENTIONS: Registry[nn.Module] = Registry("attn")
-BACKENDS = ("auto", "sdpa", "eager")
+BACKENDS = ("auto", "fused", "sdpa", "eager")
 
 Rotate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-LogitMap = Callable[[Tensor], Tensor]
 
 
 @ATTENTIONS.register("multihead")
@@ -31,12 +31,12 @@ class MultiHeadAttention(nn.Module):
         dropout: probability of dropping an attention weight, training only.
         window: a query sees itself and the ``window - 1`` tokens before it; null for all of them.
         scale: factor on the scores; null for ``1 / sqrt(d_head)``.
-        backend: ``sdpa`` (torch's fused kernels), ``eager`` (matmul, softmax, matmul), or ``auto``: sdpa where it can
-            express the choice, else eager. `path` says which it is.
+        backend: ``fused`` (`ops.attention`, memory linear in length on a CPU), ``sdpa`` (torch's kernels), ``eager``
+            (matmul, softmax, matmul), or ``auto``: the first of the three that can compute the choice here.
         qk: module applied to queries and keys before the scores (qk_norm), or None.
-        logit_map: function applied to the scaled scores before the mask (soft-cap), or None; eager only.
+        softcap: the scaled score s becomes ``softcap * tanh(s / softcap)`` before the mask; None for s. Not with sdpa.
     Shape: x ``(B, L, D)`` -> ``(B, L, D)``; key_mask ``(B, L)``, True where a key may be seen.
-    Raises: ConfigError for a window below 1, an unknown backend, or sdpa together with a logit map.
+    Raises: ConfigError for a window below 1, an unknown backend, sdpa with a soft-cap, or fused with dropout.
     Source: Vaswani et al. 2017, arXiv:1706.03762; Shazeer 2019, arXiv:1911.02150; Ainslie 2023, arXiv:2305.13245.
     """
 
@@ -62,23 +62,27 @@ class MultiHeadAttention(nn.Module):
         scale: float | None = None,
         backend: str = "auto",
         qk: Rotate | None = None,
-        logit_map: LogitMap | None = None,
+        softcap: float | None = None,
     ) -> None:
         super().__init__()
         if window is not None and window < 1:
             raise ConfigError(f"model.attn.window={window} must be at least 1 (the query itself), or null for no limit")
         if backend not in BACKENDS:
             raise ConfigError(f"model.attn.backend='{backend}' is not one of {', '.join(BACKENDS)}")
-        if backend == "sdpa" and logit_map is not None:
+        if backend == "fused" and dropout:
+            raise ConfigError(
+                f"model.attn.backend=fused has no dropout, but model.attn.dropout={dropout}; "
+                "use model.attn.backend=auto or model.attn.dropout=0"
+            )
+        if backend == "sdpa" and softcap is not None:
             raise ConfigError(
                 "model.attn.backend=sdpa cannot apply an attention soft-cap, it would be dropped; "
                 "use model.attn.backend=eager or auto"
             )
         self.n_heads, self.n_kv_heads, self.d_head = n_heads, n_kv_heads, d_head
-        self.dropout, self.window = dropout, window
+        self.dropout, self.window, self.softcap = dropout, window, softcap
         self.scale = d_head**-0.5 if scale is None else scale
-        self.path = ("eager" if logit_map is not None else "sdpa") if backend == "auto" else backend
-        self.qk, self.logit_map = qk, logit_map
+        self.backend, self.qk = backend, qk
         sizes = {"d_model": d_model, "n_heads": n_heads, "n_kv_heads": n_kv_heads, "d_head": d_head}
         declare(self, self.table(**sizes, linear_bias=linear_bias), optional=("q_bias", "k_bias", "v_bias", "o_bias"))
 
@@ -110,9 +114,9 @@ class MultiHeadAttention(nn.Module):
             scale=self.scale,
             window=self.window,
             key_mask=key_mask,
-            logit_map=self.logit_map,
+            softcap=self.softcap,
             dropout=self.dropout if self.training else 0.0,
-            backend=self.path,
+            backend=self.backend,
         )
         return F.linear(out_BLHK.flatten(-2), self.w_o, self.o_bias)
 
@@ -125,14 +129,20 @@ def attend(
     scale: float,
     window: int | None = None,
     key_mask: Tensor | None = None,
-    logit_map: LogitMap | None = None,
+    softcap: float | None = None,
     dropout: float = 0.0,
-    backend: str = "sdpa",
+    backend: str = "auto",
 ) -> Tensor:
-    """Causal attention: scale, `logit_map`, mask, softmax in fp32, in this order. A query without a key gives zeros.
+    """Causal attention: scale, soft-cap, mask, softmax in fp32, in this order. A query without a key gives zeros.
 
     Shape: q ``(B, L, H, K)``, k and v ``(B, L, G, K)`` with G dividing H, key_mask ``(B, L)`` -> ``(B, L, H, K)``.
     """
+    if backend == "auto":
+        fused = q.device.type == "cpu" and not dropout and ops.compiled("attention", q)
+        backend = "fused" if fused else "sdpa" if softcap is None else "eager"
+    if backend == "fused":
+        return ops.attention(q, k, v, scale=scale, window=window, softcap=softcap, key_mask=key_mask)[0]
+    ops.note("attention", backend)
     allowed = causal_mask(q.shape[1], window, q.device) if window is not None or key_mask is not None else None
     seen = None
     if key_mask is not None:
@@ -143,7 +153,7 @@ def attend(
         allowed = allowed | ~seen
     q_BHLK, k_BGMK, v_BGMK = (t.transpose(1, 2) for t in (q, k, v))
     if backend == "sdpa":
-        assert logit_map is None
+        assert softcap is None
         out_BHLK = F.scaled_dot_product_attention(
             q_BHLK,
             k_BGMK,
@@ -155,7 +165,7 @@ def attend(
             enable_gqa=q.shape[2] != k.shape[2],
         )
     else:
-        out_BHLK = _eager(q_BHLK, k_BGMK, v_BGMK, scale, allowed, logit_map, dropout)
+        out_BHLK = _eager(q_BHLK, k_BGMK, v_BGMK, scale, allowed, softcap, dropout)
     if seen is not None:
         out_BHLK = out_BHLK * seen
     return out_BHLK.transpose(1, 2)
@@ -167,14 +177,14 @@ def _eager(
     v_BGMK: Tensor,
     scale: float,
     allowed: Tensor | None,
-    logit_map: LogitMap | None,
+    softcap: float | None,
     dropout: float,
 ) -> Tensor:
     groups = q_BHLK.shape[1] // k_BGMK.shape[1]
     k_BHMK, v_BHMK = (t.repeat_interleave(groups, dim=1) if groups > 1 else t for t in (k_BGMK, v_BGMK))
     score_BHLM = q_BHLK @ k_BHMK.transpose(-2, -1) * scale
-    if logit_map is not None:
-        score_BHLM = logit_map(score_BHLM)
+    if softcap is not None:
+        score_BHLM = ops.softcap(score_BHLM, softcap)
     if allowed is None:
         allowed = causal_mask(score_BHLM.shape[-1], None, score_BHLM.device)
     # Softmax in fp32: bf16 has 8 significant bits, so a long sum of small weights stalls below one.

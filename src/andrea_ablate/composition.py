@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import hydra
 import yaml
@@ -55,8 +55,8 @@ def to_run_config(cfg: DictConfig, start_folder: str) -> RunConfig:
         start_folder: where the user started the command; relative paths begin there, whatever folder we are in now.
     Raises: ConfigError for unknown keys (also forced ones), wrong types, missing values.
     """
-    plain = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    check_choices(plain)  # type: ignore[arg-type]
+    plain = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))
+    check_choices(plain)
     for node, keys in PATH_KEYS.items():
         section = _select(plain, node)
         for key in keys if isinstance(section, dict) else ():
@@ -64,14 +64,14 @@ def to_run_config(cfg: DictConfig, start_folder: str) -> RunConfig:
                 raise ConfigError(f"{node}.{key}= is empty; give a path")
             if section.get(key) is not None:
                 section[key] = os.path.abspath(os.path.join(start_folder, os.path.expanduser(str(section[key]))))
-    tokenizer = _select(plain, "data.tokenizer")
-    if isinstance(tokenizer, dict) and tokenizer.get("vocab_size", 0) is None:
+    model, tokenizer = plain["model"], plain["data"]["tokenizer"]
+    if tokenizer["vocab_size"] is None:
         from andrea_ablate.data.tokenizers import vocab_size  # imports torch, so only where it is needed
 
         tokenizer["vocab_size"] = vocab_size(tokenizer)
-        if plain["model"]["vocab_size"] is None:  # type: ignore[index, call-overload]
-            plain["model"]["vocab_size"] = tokenizer["vocab_size"]  # type: ignore[index, call-overload]
-    return run_config(plain)  # type: ignore[arg-type]
+        if model.get("vocab_size", 0) is None:  # it follows the tokenizer's
+            model["vocab_size"] = tokenizer["vocab_size"]
+    return run_config(plain)
 
 
 @dataclass(frozen=True)

@@ -92,12 +92,16 @@ class PathsConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything one run needs. ``name``, ``group`` and ``tags`` are for display and never change a number."""
+    """Everything one run needs. ``name``, ``group`` and ``tags`` are for display and never change a number.
+
+    ``ops`` names the path of the fused operations, see `ops.library`.
+    """
 
     seed: int
     name: str | None
     group: str | None
     tags: list[str]
+    ops: str
     model: ModelConfig
     data: DataConfig
     optim: dict[str, Any]
@@ -343,12 +347,13 @@ def to_plain(cfg: RunConfig) -> dict[str, Any]:
     return plain
 
 
-def run_id(cfg: RunConfig, corpus: str, device: str) -> str:
+def run_id(cfg: RunConfig, corpus: str, device: str, ops: str) -> str:
     """Name a run by its content: everything in the configuration that can change a number, and nothing else.
 
     Args:
         corpus: fingerprint of the prepared data; it replaces the source's settings (a path does not change a number).
         device: ``cpu`` or ``cuda``, what ``trainer.accelerator: auto`` stands for on this machine.
+        ops: ``compiled`` or ``reference``, what ``ops: auto`` stands for: the two differ in the last bits.
     """
     plain = asdict(cfg)
     for key in ("name", "group", "tags", "logger", "paths"):
@@ -357,6 +362,7 @@ def run_id(cfg: RunConfig, corpus: str, device: str) -> str:
         del plain["data"][key]
     del plain["trainer"]["checkpoint_every"]
     plain["trainer"]["accelerator"] = device
+    plain["ops"] = ops
     content = {"config": _canonical(plain), "corpus": corpus, "numerics": NUMERICS_VERSION}
     return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=8).hexdigest()
 

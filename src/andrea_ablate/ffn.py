@@ -3,31 +3,14 @@
 # Shapes: B batch, L length, D d_model, F d_ff
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from andrea_ablate import ops
 from andrea_ablate.parameters import Param, Table, declare
-from andrea_ablate.registry import ConfigError, Registry, nearest
+from andrea_ablate.registry import Registry
 
 FFNS: Registry[nn.Module] = Registry("ffn")
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu,
-    "gelu": F.gelu,  # exact: x * Phi(x) through erf
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),  # the tanh approximation, at most 4.8e-4 away
-    "silu": F.silu,
-}
-
-
-def activation_function(name: str) -> Callable[[Tensor], Tensor]:
-    """The elementwise function called `name`; raises ConfigError with the nearest name."""
-    if name not in ACTIVATIONS:
-        allowed = ", ".join(ACTIVATIONS)
-        raise ConfigError(f"ffn: activation='{name}' is not one of {allowed}{nearest(name, ACTIVATIONS)}")
-    return ACTIVATIONS[name]
 
 
 @FFNS.register("dense")
@@ -37,7 +20,7 @@ class DenseFFN(nn.Module):
     Args:
         d_model, d_ff: outer and inner width.
         linear_bias: whether the linear maps have biases.
-        activation: a name in ACTIVATIONS.
+        activation: a name that `ops.activation` knows.
     Shape: x ``(B, L, D)`` -> ``(B, L, D)``.
     Raises: ConfigError for an unknown activation.
     Source: Vaswani et al. 2017, arXiv:1706.03762, equation 2.
@@ -50,7 +33,8 @@ class DenseFFN(nn.Module):
 
     def __init__(self, *, d_model: int, d_ff: int, linear_bias: bool, activation: str) -> None:
         super().__init__()
-        self.act = activation_function(activation)
+        ops.activation_reference(activation)  # refuses an unknown name
+        self.activation = activation
         table = self.table(d_model=d_model, d_ff=d_ff, linear_bias=linear_bias)
         declare(self, table, optional=("up_bias", "down_bias"))
 
@@ -61,7 +45,8 @@ class DenseFFN(nn.Module):
         return {**matrices, **biases} if linear_bias else matrices
 
     def forward(self, x_BLD: Tensor) -> Tensor:
-        return F.linear(self.act(F.linear(x_BLD, self.w_up, self.up_bias)), self.w_down, self.down_bias)
+        hidden_BLF = ops.activation(F.linear(x_BLD, self.w_up, self.up_bias), self.activation)
+        return F.linear(hidden_BLF, self.w_down, self.down_bias)
 
 
 @FFNS.register("gated")
@@ -71,7 +56,7 @@ class GatedFFN(nn.Module):
     Args:
         d_model, d_ff: outer and inner width; ``8/3 * d_model`` matches a dense FFN of ratio 4 in parameters and FLOPs.
         linear_bias: whether the linear maps have biases.
-        activation: a name in ACTIVATIONS, applied to the gate.
+        activation: a name that `ops.activation` knows, applied to the gate.
     Shape: x ``(B, L, D)`` -> ``(B, L, D)``.
     Raises: ConfigError for an unknown activation.
     Source: Shazeer 2020, arXiv:2002.05202, equation 6.
@@ -86,7 +71,8 @@ class GatedFFN(nn.Module):
 
     def __init__(self, *, d_model: int, d_ff: int, linear_bias: bool, activation: str) -> None:
         super().__init__()
-        self.act = activation_function(activation)
+        ops.activation_reference(activation)  # refuses an unknown name
+        self.activation = activation
         table = self.table(d_model=d_model, d_ff=d_ff, linear_bias=linear_bias)
         declare(self, table, optional=("gate_bias", "up_bias", "down_bias"))
 
@@ -98,5 +84,7 @@ class GatedFFN(nn.Module):
         return {**gate, **DenseFFN.table(d_model=d_model, d_ff=d_ff, linear_bias=linear_bias)}
 
     def forward(self, x_BLD: Tensor) -> Tensor:
-        gate_BLF = self.act(F.linear(x_BLD, self.w_gate, self.gate_bias))
-        return F.linear(gate_BLF * F.linear(x_BLD, self.w_up, self.up_bias), self.w_down, self.down_bias)
+        gate_BLF, up_BLF = (
+            F.linear(x_BLD, w, b) for w, b in ((self.w_gate, self.gate_bias), (self.w_up, self.up_bias))
+        )
+        return F.linear(ops.gated(gate_BLF, up_BLF, self.activation), self.w_down, self.down_bias)

@@ -1,16 +1,15 @@
 """The language-model loss as sums and counts, so that any split of a batch adds up to the undivided one."""
 
-# Shapes: N predicted positions, V vocabulary
+# Shapes: D d_model, V vocabulary
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-IGNORE = -100
+from andrea_ablate import ops
+
+IGNORE = ops.IGNORE
 
 
 class LossSums(NamedTuple):
@@ -25,25 +24,18 @@ class LossSums(NamedTuple):
         return self.nll / self.n_tokens.clamp(min=1)
 
 
-def lm_loss(logits: Tensor, targets: Tensor, penalties: Iterable[nn.Module] = ()) -> LossSums:
-    """Cross-entropy of the targets plus the penalties on the log-partition, both as sums over predicted tokens.
+def lm_loss(
+    x: Tensor, weight: Tensor, targets: Tensor, *, softcap: float | None = None, z_weight: float = 0.0
+) -> LossSums:
+    """Output projection, cross-entropy and z-loss, as sums over predicted tokens; the logits are never all in memory.
 
     Args:
-        logits: ``(..., V)``, any float dtype; the loss is computed in fp32 or wider.
+        x: ``(..., D)``, what the output projection reads. weight: ``(V, D)``.
         targets: ``(...)`` int64, IGNORE where nothing is predicted: such rows count for nothing, whatever they hold.
-        penalties: modules of the ``loss`` seam, called with z ``(N,)`` of the predicted rows.
+        softcap: bound of the logits, None for none. z_weight: the alpha of the z-loss.
     """
-    flat_NV = logits.flatten(0, -2)
-    flat_NV = flat_NV.to(torch.promote_types(flat_NV.dtype, torch.float32))
     target_N = targets.flatten()
-    kept_N = target_N != IGNORE
-    # A row of infinities has no loss here, and yet a gradient of NaN. (Compiled, the fill is free and a branch is not.)
-    if torch.compiler.is_compiling() or not kept_N.all():
-        flat_NV = flat_NV.masked_fill(~kept_N[:, None], 0.0)
-    nll = F.cross_entropy(flat_NV, target_N, ignore_index=IGNORE, reduction="sum")
-    penalties = list(penalties)
-    penalty = nll.new_zeros(())
-    if penalties:
-        z_N = flat_NV.logsumexp(-1)[kept_N]
-        penalty = torch.stack([term(z_N) for term in penalties]).sum()
-    return LossSums(nll, penalty, kept_N.sum())
+    nll, penalty = ops.linear_cross_entropy(
+        x.flatten(0, -2), weight, target_N, softcap=softcap or 0.0, z_weight=z_weight
+    )
+    return LossSums(nll, penalty, (target_N != IGNORE).sum())

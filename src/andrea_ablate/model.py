@@ -8,6 +8,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from andrea_ablate import ops
 from andrea_ablate.attention import ATTENTIONS
 from andrea_ablate.blocks import BLOCKS, NORM_POSITIONS
 from andrea_ablate.config import ModelConfig, model_dims, part_options
@@ -44,8 +45,9 @@ class TransformerLM(nn.Module):
         def at(seam: str) -> list[str]:
             return [name for name in config.stability if STABILITY.get(name).seam == seam]
 
-        def chain(names: list[str]) -> nn.Module | None:
-            return Chain([trick(name) for name in names]) if names else None
+        def option(seam: str, name: str) -> float | None:
+            """The one number of a trick that another part computes itself."""
+            return next((getattr(trick(found), name) for found in at(seam)), None)
 
         def make_norm() -> nn.Module:
             return NORMS.build(config.norm, **sizes)
@@ -56,7 +58,10 @@ class TransformerLM(nn.Module):
             BLOCKS.get(config.block["type"])(
                 position=position,
                 attn=ATTENTIONS.build(
-                    part_options(config.attn), **sizes, qk=chain(at("qk")), logit_map=chain(at("scores"))
+                    part_options(config.attn),
+                    **sizes,
+                    qk=Chain([trick(name) for name in at("qk")]) if at("qk") else None,
+                    softcap=option("scores", "cap"),
                 ),
                 ffn=FFNS.build(part_options(config.ffn), **sizes),
                 make_norm=make_norm,
@@ -65,8 +70,7 @@ class TransformerLM(nn.Module):
             for _ in range(dims.n_layers)
         )
         self.final_norm = make_norm() if position.final_norm else nn.Identity()
-        self.logit_maps = nn.ModuleList(trick(name) for name in at("logits"))
-        self.penalties = nn.ModuleList(trick(name) for name in at("loss"))
+        self.softcap, self.z_weight = option("logits", "cap"), option("loss", "alpha") or 0.0
         declare(self, self.table(dims.d_model, dims.padded_vocab, config.tie_embeddings), optional=("head",))
         if not self.embedding.is_meta:
             initialise(self, config.init, init_seed, **sizes)
@@ -89,24 +93,22 @@ class TransformerLM(nn.Module):
 
         for block in self.blocks:
             x_BLD = block(x_BLD, attend)
-        logits_BLV = self.logits(self.final_norm(x_BLD))
-        return logits_BLV if targets is None else lm_loss(logits_BLV, targets, self.penalties)
+        x_BLD = self.final_norm(x_BLD)
+        if targets is None:
+            return self.logits(x_BLD)
+        return lm_loss(x_BLD, self._head(), targets, softcap=self.softcap, z_weight=self.z_weight)
 
     def logits(self, x_BLD: Tensor) -> Tensor:
-        """Output projection and output soft-cap; rows that only pad the vocabulary are cut off."""
-        weight = self.embedding if self.head is None else self.head
-        logits_BLV = F.linear(x_BLD, weight[: self.dims.vocab_size])
-        for change in self.logit_maps:
-            logits_BLV = change(logits_BLV)
-        return logits_BLV
+        """Output projection and output soft-cap."""
+        logits_BLV = F.linear(x_BLD, self._head())
+        return logits_BLV if self.softcap is None else ops.softcap(logits_BLV, self.softcap)
+
+    def _head(self) -> Tensor:
+        """The matrix of the output projection, without the rows that only pad the vocabulary."""
+        return (self.embedding if self.head is None else self.head)[: self.dims.vocab_size]
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training) if self.dropout else x
-
-    def paths(self) -> dict[str, str]:
-        """Which implementation each operation with a choice takes, for the run record."""
-        block: Any = self.blocks[0]
-        return {"attention": block.attn.path}
 
 
 class Chain(nn.Module):

@@ -3,10 +3,9 @@
 # Shapes: ... any leading dimensions, D d_model
 from __future__ import annotations
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from andrea_ablate import ops
 from andrea_ablate.parameters import Param, Table, declare
 from andrea_ablate.registry import ConfigError, Registry
 
@@ -46,9 +45,7 @@ class LayerNorm(nn.Module):
         return {**gain, "bias": Param((d_model,), "bias")} if bias else gain
 
     def forward(self, x: Tensor) -> Tensor:
-        bias = None if self.bias is None else self.bias.to(x.dtype)
-        # CUDA's autocast returns fp32, and arms that differ in the norm's type would then differ in precision too.
-        return F.layer_norm(x, self.gain.shape, self.gain.to(x.dtype), bias, self.eps).to(x.dtype)
+        return ops.norm(x, self.gain, self.bias, eps=self.eps, center=True)
 
 
 @NORMS.register("rmsnorm")
@@ -79,12 +76,4 @@ class RMSNorm(nn.Module):
         return LayerNorm.table(d_model=d_model, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = rms_norm(x, self.gain, self.eps)
-        return y if self.bias is None else y + self.bias.to(y.dtype)
-
-
-def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
-    """``x / sqrt(mean(x^2) + eps) * gain`` over the last dimension, in fp32 or wider, returned in the dtype of `x`."""
-    # The square of an fp16 value above 255 overflows, so low precision is widened before it is squared.
-    wide = x if x.dtype == torch.float64 else x.float()
-    return F.rms_norm(wide, gain.shape, gain.to(wide.dtype), eps).to(x.dtype)
+        return ops.norm(x, self.gain, self.bias, eps=self.eps, center=False)

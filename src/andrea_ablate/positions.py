@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from andrea_ablate import ops
 from andrea_ablate.parameters import Param, Table, declare
 from andrea_ablate.registry import ConfigError, Registry
 
@@ -108,7 +109,7 @@ class RotaryPosition(nn.Module):
             raise ConfigError(f"pos=rope needs an even head width, not {d_head}; change model.n_heads or model.d_head")
         if pairing not in ("half", "interleaved"):
             raise ConfigError(f"pos: pairing='{pairing}' is not one of half, interleaved")
-        self.interleaved = pairing == "interleaved"
+        self.pairing = pairing
         self.tables = AngleTables(d_head, theta)
 
     @staticmethod
@@ -117,17 +118,7 @@ class RotaryPosition(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         cos_LK, sin_LK = self.tables(q.shape[1], q.device, torch.promote_types(q.dtype, torch.float32))
-        cos_L1K, sin_L1K = cos_LK.unsqueeze(1), sin_LK.unsqueeze(1)
-        return self._rotate(q, cos_L1K, sin_L1K), self._rotate(k, cos_L1K, sin_L1K)
-
-    def _rotate(self, x_BLHK: Tensor, cos_L1K: Tensor, sin_L1K: Tensor) -> Tensor:
-        wide = x_BLHK.to(cos_L1K.dtype)
-        if self.interleaved:  # a pair is a complex number, turning it one multiplication
-            pairs = torch.view_as_complex(torch.unflatten(wide, -1, (-1, 2)))
-            return torch.view_as_real(pairs * torch.complex(cos_L1K, sin_L1K)).flatten(-2).to(x_BLHK.dtype)
-        swapped = torch.roll(wide, wide.shape[-1] // 2, dims=-1)
-        turned = torch.addcmul(wide * torch.cat((cos_L1K, cos_L1K), -1), swapped, torch.cat((-sin_L1K, sin_L1K), -1))
-        return turned.to(x_BLHK.dtype)
+        return ops.qk_rope(q, k, cos_LK, sin_LK, pairing=self.pairing)
 
 
 class AngleTables:
@@ -145,8 +136,13 @@ class AngleTables:
     def __call__(self, length: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         key = (device, dtype)
         if key not in self._kept or len(self._kept[key][0]) < length:
-            frequency = self.theta ** (-torch.arange(0, self.dim, 2, dtype=torch.float64) / self.dim)
-            angle = torch.arange(length, dtype=torch.float64).outer(frequency)
-            self._kept[key] = (angle.cos().to(device, dtype), angle.sin().to(device, dtype))
+            # Kept for training, whoever asks first: what is made in inference mode cannot be saved for a backward pass.
+            with torch.inference_mode(False):
+                self._kept[key] = self._make(length, device, dtype)
         cos_LK, sin_LK = self._kept[key]
         return cos_LK[:length], sin_LK[:length]
+
+    def _make(self, length: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        frequency = self.theta ** (-torch.arange(0, self.dim, 2, dtype=torch.float64) / self.dim)
+        angle = torch.arange(length, dtype=torch.float64).outer(frequency)
+        return angle.cos().to(device, dtype), angle.sin().to(device, dtype)

@@ -1,12 +1,11 @@
 """Stability tricks. Each names the seam it plugs into: ``qk``, ``scores`` (of attention), ``logits`` or ``loss``."""
 
-# Shapes: B batch, L length, H query heads, G key/value heads, K d_head, V vocabulary
+# Shapes: B batch, L length, H query heads, G key/value heads, K d_head
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
-from andrea_ablate.norms import rms_norm
+from andrea_ablate import ops
 from andrea_ablate.parameters import Param, Table, declare
 from andrea_ablate.registry import ConfigError, Registry
 
@@ -40,7 +39,7 @@ class QKNorm(nn.Module):
         return {"q_gain": Param((d_head,), "gain"), "k_gain": Param((d_head,), "gain")}
 
     def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return rms_norm(q, self.q_gain, self.eps), rms_norm(k, self.k_gain, self.eps)
+        return ops.qk_rope(q, k, q_gain=self.q_gain, k_gain=self.k_gain, eps=self.eps)
 
 
 class SoftCap(nn.Module):
@@ -48,7 +47,6 @@ class SoftCap(nn.Module):
 
     Args:
         cap: bound, > 0.
-    Shape: any -> the same.
     Raises: ConfigError if ``cap <= 0``.
     Source: Gemma 2, arXiv:2408.00118, section 2 (50 on attention scores, 30 on output logits).
     """
@@ -63,20 +61,17 @@ class SoftCap(nn.Module):
     def table() -> Table:
         return {}
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.cap * torch.tanh(x / self.cap)
-
 
 @STABILITY.register("attn_softcap")
 class AttentionSoftCap(SoftCap):
-    """Soft-cap on the scaled attention scores, before the mask; needs the eager attention backend."""
+    """Soft-cap on the scaled attention scores, before the mask; attention applies it itself (`cap`)."""
 
     seam = "scores"
 
 
 @STABILITY.register("output_softcap")
 class OutputSoftCap(SoftCap):
-    """Soft-cap on the output logits."""
+    """Soft-cap on the output logits; the loss applies it itself (`cap`)."""
 
     seam = "logits"
 
@@ -85,9 +80,10 @@ class OutputSoftCap(SoftCap):
 class ZLoss(nn.Module):
     """``alpha * z^2`` per predicted token, ``z = log sum exp(logits)``: part of the training loss, of no reported one.
 
+    The loss computes it (`alpha`), see loss.py.
+
     Args:
         alpha: weight, >= 0; PaLM uses 1e-4.
-    Shape: z ``(N,)`` -> scalar, the sum over tokens.
     Raises: ConfigError if ``alpha < 0``.
     Source: Chowdhery et al. 2022, arXiv:2204.02311, section 5; earlier Devlin et al. 2014.
     """
@@ -103,6 +99,3 @@ class ZLoss(nn.Module):
     @staticmethod
     def table() -> Table:
         return {}
-
-    def forward(self, z_N: Tensor) -> Tensor:
-        return self.alpha * z_N.square().sum()

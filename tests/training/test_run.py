@@ -9,15 +9,15 @@ import os
 import random
 import warnings
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from outcome import Outcome
+from outcome import Outcome, Straight
 
+from andrea_ablate import ops
 from andrea_ablate.config import RunConfig
 from andrea_ablate.registry import ConfigError
 from andrea_ablate.tracking.store import RunBusy, RunWriter, Store, StoreError, write_atomic
@@ -25,9 +25,7 @@ from andrea_ablate.training import callbacks, checkpoint
 from andrea_ablate.training import run as run_module
 from andrea_ablate.training.module import LanguageModule
 from andrea_ablate.training.run import run
-
-Epochs = Callable[..., RunConfig]
-During = Callable[[int, Callable[[], object]], None]
+from support import Cli, Compose, During
 
 
 def globals_of_the_process() -> dict[str, Any]:
@@ -57,7 +55,7 @@ def fail() -> None:
 @pytest.mark.parametrize("ending", ["finished", "failed", "interrupted"])
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_process_is_left_as_it_was_found(
-    ending: str, deterministic: bool, epochs: Epochs, during: During, monkeypatch: pytest.MonkeyPatch
+    ending: str, deterministic: bool, epochs: Compose, during: During, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cfg = epochs(f"trainer.deterministic={deterministic}", "trainer.tokens=320")
     monkeypatch.setenv("MASTER_PORT", "12321")
@@ -79,7 +77,7 @@ def test_process_is_left_as_it_was_found(
         torch.use_deterministic_algorithms(False)
 
 
-def test_callers_random_state_does_not_reach_the_run(epochs: Epochs, straight: Callable[..., Outcome]) -> None:
+def test_callers_random_state_does_not_reach_the_run(epochs: Compose, straight: Straight) -> None:
     cfg = epochs()
     torch.manual_seed(123456)
     run(cfg)
@@ -94,7 +92,7 @@ def resident_mib() -> float:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
-def test_memory_does_not_grow_from_job_to_job(epochs: Epochs, during: During) -> None:
+def test_memory_does_not_grow_from_job_to_job(epochs: Compose, during: During) -> None:
     resident, peaks = [], []
     for seed in range(6):
         # Three million parameters: weights, gradients and moments are 50 MiB a job.
@@ -114,7 +112,7 @@ def test_memory_does_not_grow_from_job_to_job(epochs: Epochs, during: During) ->
 
 
 @pytest.mark.parametrize("failing", [True, False])
-def test_model_is_let_go_when_its_run_is_over(failing: bool, epochs: Epochs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_is_let_go_when_its_run_is_over(failing: bool, epochs: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     models: list[weakref.ref[LanguageModule]] = []
 
     class Watched(LanguageModule):
@@ -137,7 +135,7 @@ def test_model_is_let_go_when_its_run_is_over(failing: bool, epochs: Epochs, mon
 # --- failures ---
 
 
-def test_failure_in_training_is_a_record_with_its_traceback(epochs: Epochs, during: During) -> None:
+def test_failure_in_training_is_a_record_with_its_traceback(epochs: Compose, during: During) -> None:
     cfg = epochs()
     during(4, fail)
     record = run(cfg)
@@ -156,7 +154,7 @@ def test_failure_in_training_is_a_record_with_its_traceback(epochs: Epochs, duri
         (KeyError(), "KeyError: "),
     ],
 )
-def test_reason_is_one_line(error: Exception, reason: str, epochs: Epochs, during: During) -> None:
+def test_reason_is_one_line(error: Exception, reason: str, epochs: Compose, during: During) -> None:
     def raise_it() -> None:
         raise error
 
@@ -165,7 +163,7 @@ def test_reason_is_one_line(error: Exception, reason: str, epochs: Epochs, durin
 
 
 @pytest.mark.parametrize("part", ["module", "data", "mirrors", "weights"])
-def test_failure_outside_the_steps_is_a_record_too(part: str, epochs: Epochs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_outside_the_steps_is_a_record_too(part: str, epochs: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(f"no {part}")
 
@@ -185,7 +183,7 @@ def test_failure_outside_the_steps_is_a_record_too(part: str, epochs: Epochs, mo
 
 
 def test_full_disk_at_a_checkpoint_fails_the_run_and_keeps_the_one_before(
-    epochs: Epochs, straight: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+    epochs: Compose, straight: Straight, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path, data: Any) -> None:
         if path.name == "step-00000010.ckpt":
@@ -206,7 +204,7 @@ def test_full_disk_at_a_checkpoint_fails_the_run_and_keeps_the_one_before(
     assert Outcome(cfg).final == straight().final
 
 
-def test_full_disk_at_a_row_fails_the_run(epochs: Epochs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_at_a_row_fails_the_run(epochs: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     original = RunWriter.log
 
     def log(self: RunWriter, row: dict[str, Any]) -> None:
@@ -219,7 +217,30 @@ def test_full_disk_at_a_row_fails_the_run(epochs: Epochs, monkeypatch: pytest.Mo
     assert record["status"] == "failed" and "No space left on device" in record["reason"]
 
 
-def test_mistake_in_the_configuration_leaves_nothing_behind(epochs: Epochs) -> None:
+def test_failing_tracker_costs_the_run_nothing_but_its_mirror(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    taken: list[int] = []
+
+    def log(self: object, row: dict[str, Any]) -> None:
+        if row["step"] >= 5:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        taken.append(row["step"])
+
+    monkeypatch.setattr("andrea_ablate.tracking.mirrors._Csv.log", log)
+    with caplog.at_level(logging.WARNING, "andrea_ablate"):
+        answer = cli("logger=csv")
+    assert answer.status == 0 and set(taken) == {1, 2, 3, 4}
+    assert sum("logger csv is off" in line.getMessage() for line in caplog.records) == 1
+    store = Store(tmp_path / "runs")
+    (name,) = store.ids()
+    record = store.record(name) or {}
+    assert record["status"] == "finished"
+    assert record["tracking"] == "degraded: csv: [Errno 28] No space left on device"
+    assert [row["step"] for row in store.metrics(name) if "train/loss" in row] == list(range(1, 11))
+
+
+def test_mistake_in_the_configuration_leaves_nothing_behind(epochs: Compose) -> None:
     cfg = epochs("pos=learned", "model.max_seq_len=4")
     with pytest.raises(ConfigError, match="max_seq_len"):
         run(cfg)
@@ -229,14 +250,14 @@ def test_mistake_in_the_configuration_leaves_nothing_behind(epochs: Epochs) -> N
 # --- reuse ---
 
 
-def test_finished_run_is_reused_without_training(epochs: Epochs, digests: list[tuple[int, str]]) -> None:
+def test_finished_run_is_reused_without_training(epochs: Compose, digests: list[tuple[int, str]]) -> None:
     cfg = epochs()
     first = run(cfg)
     digests.clear()
     assert run(cfg) == first and not digests
 
 
-def test_run_that_another_process_holds_is_refused_or_waited_for(epochs: Epochs) -> None:
+def test_run_that_another_process_holds_is_refused_or_waited_for(epochs: Compose) -> None:
     cfg = epochs()
     name = Outcome(cfg).id
     with Store(Path(cfg.paths.runs)).open(name), pytest.raises(RunBusy):
@@ -244,10 +265,12 @@ def test_run_that_another_process_holds_is_refused_or_waited_for(epochs: Epochs)
     assert run(cfg, wait=True)["status"] == "finished"
 
 
-def test_record_names_what_ran(epochs: Epochs) -> None:
+def test_record_names_what_ran(epochs: Compose) -> None:
     record = run(epochs())
     assert record["world_size"] == 1 and record["device"]["type"] == "cpu" and record["precision"] == "32-true"
-    assert record["paths"] == {"attention": "sdpa", "optimizer": "fused", "compile": False}
+    taken = dict.fromkeys(("norm", "qk_rope", "activation", "linear_cross_entropy"), ops.path("auto", "cpu"))
+    taken["attention"] = "compiled" if taken["norm"] == "compiled" else "sdpa"
+    assert record["paths"] == {"optimizer": "fused", "compile": False, **taken}
     assert record["versions"]["torch"] == torch.__version__
     assert record["resumed_from"] == 0 and record["tracking"] == "off" and record["reason"] == ""
     assert record["total_steps"] == 24 and record["tokens"] == 768

@@ -23,6 +23,7 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 
 from andrea_ablate import machine
 from andrea_ablate.config import RunConfig
+from andrea_ablate.ops import library
 from andrea_ablate.tracking.mirrors import MirrorInfo, Mirrors, open_mirrors
 from andrea_ablate.tracking.store import RunWriter, Store, write_atomic
 from andrea_ablate.training import checkpoint
@@ -162,6 +163,7 @@ class Recorder(lightning.Callback):
             "train_s": self.wall_s,
             "peak_mem_gib": machine.peak_memory_gib(self.device),
             "nonfinite_values": self.writer.nonfinite,
+            "paths": {**self.writer.record["paths"], **library.taken},
             **self.last_val,
         }
         tracking = self.mirrors.state
@@ -220,13 +222,16 @@ class Checkpointer(lightning.Callback):
                 signal.signal(number, self._note)
 
     def _note(self, number: int, frame: Any) -> None:
-        if self.owner not in (os.getpid(), os.getppid()):
-            os._exit(1)  # it is gone, and with it the right to write: another process may have taken the run over
+        self._leave_if_orphaned()
         if self.recorder.received and number == signal.SIGINT:
             raise KeyboardInterrupt  # asked twice: stop at once, the last checkpoint stays
         self.recorder.received = signal.Signals(number)
         if self.launcher is not None:
             self.launcher.kill(signal.SIGTERM)  # not SIGINT: a terminal has sent one, and two of them mean at once
+
+    def _leave_if_orphaned(self) -> None:
+        if self.owner not in (os.getpid(), os.getppid()):
+            os._exit(1)  # it is gone, and with it the right to write: another process may have taken the run over
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: LanguageModule) -> None:  # type: ignore[override]
         self.listen()  # again: Lightning has put handlers of its own in between
@@ -249,6 +254,8 @@ class Checkpointer(lightning.Callback):
         if step == self.recorder.cfg.total_steps:
             return
         stop = self._stop_asked(pl_module)
+        if stop:
+            self._leave_if_orphaned()  # a process dies thread by thread: its signal may come before it is gone
         if stop or (every and step % every == 0):
             self.recorder.flush(pl_module)
             # A checkpoint is a place to go back to, so none is written while the loss is bad.

@@ -10,6 +10,7 @@ import lightning
 import torch
 from torch import Tensor, nn
 
+from andrea_ablate import ops
 from andrea_ablate.config import RunConfig
 from andrea_ablate.loss import LossSums
 from andrea_ablate.model import TransformerLM
@@ -33,6 +34,7 @@ class LanguageModule(lightning.LightningModule):
 
     def setup(self, stage: str) -> None:
         # In the process that trains: neither a schedule nor a compiled model survives the way to another one.
+        ops.choose(self.cfg.ops)
         self.factor = schedule(self.cfg.schedule, self.cfg.warmup_steps, self.cfg.total_steps)
         if self.cfg.trainer.compile:
             self.model.compile()  # in place: parameter names keep no wrapper prefix

@@ -17,7 +17,7 @@ from typing import Any
 import lightning
 import torch
 
-from andrea_ablate import machine
+from andrea_ablate import machine, ops
 from andrea_ablate.accounting import account
 from andrea_ablate.config import NUMERICS_VERSION, RunConfig, run_id, to_plain
 from andrea_ablate.data import Corpus, DataModule, prepare
@@ -44,7 +44,8 @@ FINAL = ("finished", "diverged")  # a repeated command reuses these; the others 
 def identify(cfg: RunConfig) -> tuple[str, Corpus]:
     """Prepare the data and name the run. Raises ConfigError for data that cannot be read."""
     corpus = prepare(cfg.data, Path(cfg.paths.cache))
-    return run_id(cfg, corpus.fingerprint, machine.device_type(cfg.trainer.accelerator)), corpus
+    device = machine.device_type(cfg.trainer.accelerator)
+    return run_id(cfg, corpus.fingerprint, device, ops.path(cfg.ops, device)), corpus
 
 
 def check(cfg: RunConfig) -> None:
@@ -62,6 +63,7 @@ def check(cfg: RunConfig) -> None:
     check_logger(cfg.logger)
     if cfg.trainer.accelerator == "cuda" and not torch.cuda.is_available():
         raise ConfigError("trainer.accelerator=cuda but torch sees no GPU; use trainer.accelerator=cpu or auto")
+    ops.path(cfg.ops, machine.device_type(cfg.trainer.accelerator))
 
 
 def run(cfg: RunConfig, *, wait: bool = False) -> dict[str, Any]:
@@ -162,7 +164,7 @@ class _Attempt:
             enable_progress_bar=False,
             enable_model_summary=False,
         )
-        paths = {**module.model.paths(), "optimizer": "fused", "compile": cfg.trainer.compile}
+        paths = {"optimizer": "fused", "compile": cfg.trainer.compile}
         self.writer.update(paths=paths, resumed_from=step, setup_s=time.perf_counter() - started)
         checkpointer.launcher = trainer.strategy.launcher
         checkpointer.listen()
@@ -220,6 +222,7 @@ def _isolated(device: str) -> Iterator[None]:
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     environment = {key: os.environ.get(key) for key in ("MASTER_ADDR", "MASTER_PORT", "CUBLAS_WORKSPACE_CONFIG")}
+    chosen = ops.choose("auto")
     handlers = {number: signal.getsignal(number) for number in Checkpointer.SIGNALS}
     levels = {name: logging.getLogger(name).level for name in LIGHTNING_LOGS}
     try:
@@ -228,6 +231,7 @@ def _isolated(device: str) -> Iterator[None]:
             quiet_lightning()
             yield
     finally:
+        ops.choose(chosen)
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
         torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
