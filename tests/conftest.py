@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-from andrea_ablate.config import RunConfig
-
-Compose = Callable[..., RunConfig]
-
-
-class Answer(NamedTuple):
-    """Exit status and output of one command line."""
-
-    status: int
-    out: str
-    err: str
+from support import Answer, Cli, Compose
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -50,7 +38,7 @@ def tiny(folders: list[str]) -> Compose:
 
 
 @pytest.fixture
-def cli(folders: list[str], capsys: pytest.CaptureFixture[str]) -> Callable[..., Answer]:
+def cli(folders: list[str], capsys: pytest.CaptureFixture[str]) -> Cli:
     """``cli("-m", "norm=pre,post")``: run the command line at size tiny without a tracker and return what it said."""
     from andrea_ablate.cli import main
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from outcome import Outcome, digest_of, fresh
+from outcome import Outcome, Straight, digest_of, fresh
 
 from andrea_ablate.composition import compose
 from andrea_ablate.config import RunConfig
 from andrea_ablate.training.module import LanguageModule
 from andrea_ablate.training.run import run
+from support import Compose, During
 
 # 264 tokens for training: 32 windows of 8 in each epoch, at every phase.
 EPOCHS = (
@@ -25,7 +26,7 @@ EPOCHS = (
 
 
 @pytest.fixture(scope="session")
-def epochs(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Callable[..., RunConfig]:
+def epochs(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Compose:
     """``epochs("optim=muon")``: that run with these overrides, in a folder of its own."""
 
     @cached
@@ -39,7 +40,7 @@ def epochs(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Callable[..
 
 
 @pytest.fixture(scope="session")
-def straight(epochs: Callable[..., RunConfig]) -> Callable[..., Outcome]:
+def straight(epochs: Compose) -> Straight:
     """``straight("optim=muon")``: the outcome of the undisturbed run with these overrides; each is trained once."""
     known: dict[tuple[str, ...], Outcome] = {}
 
@@ -54,7 +55,7 @@ def straight(epochs: Callable[..., RunConfig]) -> Callable[..., Outcome]:
 
 
 @pytest.fixture
-def during(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], object]], None]:
+def during(monkeypatch: pytest.MonkeyPatch) -> During:
     """``during(7, action)``: call `action` once, when step 7 has updated the weights and its row is not yet written."""
     actions: dict[int, Callable[[], object]] = {}
     original = LanguageModule.training_step

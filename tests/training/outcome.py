@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,9 @@ class Outcome:
 
     def checkpoints(self) -> list[int]:
         return sorted(int(path.stem[5:]) for path in (self.folder / "checkpoints").glob("*.ckpt"))
+
+
+Straight = Callable[..., Outcome]  # overrides -> the outcome of the undisturbed run: the fixture of that name
 
 
 def fresh(cfg: RunConfig, folder: Path) -> RunConfig:

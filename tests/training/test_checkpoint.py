@@ -6,7 +6,6 @@ import copy
 import logging
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,11 @@ import torch
 from outcome import Outcome
 from torch import nn
 
-from andrea_ablate.config import RunConfig
 from andrea_ablate.model import TransformerLM
 from andrea_ablate.tracking.store import StoreError
 from andrea_ablate.training import checkpoint
 from andrea_ablate.training.run import run
-
-Epochs = Callable[..., RunConfig]
-During = Callable[[int, Callable[[], object]], None]
+from support import Compose, During
 
 
 def state(value: float = 1.0) -> dict[str, Any]:
@@ -94,8 +90,28 @@ def test_disk_that_fills_up_leaves_the_old_checkpoints_and_no_half(
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000005.ckpt"]
 
 
+class Trap:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.folder),)
+
+
+def test_checkpoint_that_asks_for_trust_is_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    checkpoint.save(tmp_path, 5, state())
+    checkpoint.save(tmp_path, 6, {**state(), "recorder": Trap(tmp_path / "sprung")})
+    with caplog.at_level(logging.WARNING, "andrea_ablate"):
+        loaded = checkpoint.load_newest(tmp_path)
+    assert loaded is not None and loaded["step"] == 5
+    assert "step-00000006.ckpt" in caplog.text
+    assert not (tmp_path / "sprung").exists()
+
+
 @pytest.mark.parametrize("optim", ["adamw", "muon"])
-def test_everything_written_loads_without_trust(optim: str, epochs: Epochs, during: During) -> None:
+def test_everything_written_loads_without_trust(optim: str, epochs: Compose, during: During) -> None:
     cfg = epochs(f"optim={optim}", "stability=[qk_norm]", "model.linear_bias=true")
     during(17, lambda: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(KeyboardInterrupt):
@@ -122,7 +138,7 @@ def plain(value: Any) -> bool:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_saved_weights_give_the_recorded_validation_loss(tied: bool, epochs: Epochs) -> None:
+def test_saved_weights_give_the_recorded_validation_loss(tied: bool, epochs: Compose) -> None:
     from andrea_ablate.training.run import identify
 
     cfg = epochs(f"model.tie_embeddings={tied}")
@@ -165,7 +181,7 @@ def eager_backend(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_compiled_and_plain_weights_are_the_same_files(
-    eager_backend: list[Any], epochs: Epochs, during: During
+    eager_backend: list[Any], epochs: Compose, during: During
 ) -> None:
     overrides = ("trainer.tokens=320", "model.tie_embeddings=true", "model.dropout=0.0", "trainer.val_every=0")
     plain_cfg, compiled_cfg = epochs(*overrides), epochs(*overrides, "trainer.compile=true")

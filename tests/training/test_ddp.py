@@ -8,12 +8,11 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from outcome import Outcome
+from outcome import Outcome, Straight
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -23,11 +22,11 @@ from andrea_ablate.tracking.store import Store
 from andrea_ablate.training import run as run_module
 from andrea_ablate.training.module import LanguageModule
 from andrea_ablate.training.run import run
+from support import Compose
 
 # Each rank is a new process that imports Lightning anew.
 pytestmark = pytest.mark.slow
 
-Epochs = Callable[..., RunConfig]
 WHOLE = ("model.dropout=0.0", "trainer.grad_clip=0.5", "stability=[z_loss]")
 
 
@@ -96,7 +95,7 @@ def agree(one: Outcome, two: Outcome) -> None:
 
 
 def test_two_ranks_train_as_one_process_with_unequal_tokens_and_one_rank_without_any(
-    epochs: Epochs, monkeypatch: pytest.MonkeyPatch
+    epochs: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_module, "DataModule", MaskedData)
     one, two = epochs(*WHOLE), epochs(*WHOLE, "trainer.devices=2", "trainer.accumulate=2")
@@ -112,7 +111,7 @@ def test_two_ranks_train_as_one_process_with_unequal_tokens_and_one_rank_without
 
 
 def test_ranks_stop_together_and_go_on_together(
-    epochs: Epochs, monkeypatch: pytest.MonkeyPatch, straight: Callable[..., Outcome]
+    epochs: Compose, monkeypatch: pytest.MonkeyPatch, straight: Straight
 ) -> None:
     cfg = epochs(*WHOLE, "trainer.devices=2")
     store, name = Store(Path(cfg.paths.runs)), Outcome(cfg).id
@@ -143,7 +142,7 @@ def run_slowly(cfg: RunConfig) -> None:
     run(cfg)
 
 
-def test_ranks_of_a_killed_process_write_nothing_more(epochs: Epochs, straight: Callable[..., Outcome]) -> None:
+def test_ranks_of_a_killed_process_write_nothing_more(epochs: Compose, straight: Straight) -> None:
     cfg = epochs(*WHOLE, "trainer.devices=2")
     store, name = Store(Path(cfg.paths.runs)), Outcome(cfg).id
     process = multiprocessing.get_context("spawn").Process(target=run_slowly, args=(cfg,))
@@ -163,7 +162,7 @@ def test_ranks_of_a_killed_process_write_nothing_more(epochs: Epochs, straight: 
     agree(straight(*WHOLE), Outcome(cfg))
 
 
-def test_failure_of_one_rank_is_named_in_the_record(epochs: Epochs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_of_one_rank_is_named_in_the_record(epochs: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     cfg = epochs(*WHOLE, "trainer.devices=2")
     monkeypatch.setattr(run_module, "LanguageModule", FailsOnTheSecondRank)
     record = run(cfg)
@@ -174,7 +173,7 @@ def test_failure_of_one_rank_is_named_in_the_record(epochs: Epochs, monkeypatch:
 
 
 def test_compiled_ranks_write_weights_that_a_plain_model_takes(
-    epochs: Epochs, straight: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+    epochs: Compose, straight: Straight, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from safetensors.torch import load_file
 

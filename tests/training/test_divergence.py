@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 import torch
-from outcome import Outcome
+from outcome import Outcome, Straight
 
 from andrea_ablate.config import RunConfig
 from andrea_ablate.tracking.store import Store
 from andrea_ablate.training import checkpoint
 from andrea_ablate.training.module import LanguageModule
 from andrea_ablate.training.run import run
+from support import Cli, Compose
 
-Epochs = Callable[..., RunConfig]
 Spoil = Callable[..., None]
 
 
@@ -41,7 +41,7 @@ def spoil(monkeypatch: pytest.MonkeyPatch) -> Spoil:
     return wrong.update
 
 
-def test_learning_rate_of_a_million_ends_as_diverged(epochs: Epochs) -> None:
+def test_learning_rate_of_a_million_ends_as_diverged(epochs: Compose) -> None:
     cfg = epochs("optim.lr=1e6", "trainer.tokens=6400", "trainer.checkpoint_every=1")
     assert cfg.total_steps == 200
     record = run(cfg)
@@ -60,7 +60,7 @@ def test_learning_rate_of_a_million_ends_as_diverged(epochs: Epochs) -> None:
 
 
 def test_diverged_run_is_a_result_and_is_not_trained_again(
-    epochs: Epochs, spoil: Spoil, digests: list[tuple[int, str]]
+    epochs: Compose, spoil: Spoil, digests: list[tuple[int, str]]
 ) -> None:
     cfg = epochs()
     spoil({step: ("nll", math.nan) for step in (7, 8, 9)})
@@ -70,7 +70,7 @@ def test_diverged_run_is_a_result_and_is_not_trained_again(
 
 
 @pytest.mark.parametrize(("key", "value"), [("nll", math.nan), ("nll", math.inf), ("grad_norm", math.nan)])
-def test_nonfinite_steps_end_a_run_after_three(key: str, value: float, epochs: Epochs, spoil: Spoil) -> None:
+def test_nonfinite_steps_end_a_run_after_three(key: str, value: float, epochs: Compose, spoil: Spoil) -> None:
     cfg = epochs("trainer.checkpoint_every=1")
     spoil({step: (key, value) for step in (7, 8, 9, 10)})
     record = run(cfg)
@@ -81,7 +81,7 @@ def test_nonfinite_steps_end_a_run_after_three(key: str, value: float, epochs: E
     assert record["nonfinite_values"] == 3
 
 
-def test_loss_far_above_the_first_one_ends_a_run(epochs: Epochs, spoil: Spoil) -> None:
+def test_loss_far_above_the_first_one_ends_a_run(epochs: Compose, spoil: Spoil) -> None:
     cfg = epochs("trainer.diverged_after=2", "trainer.diverged_factor=2.5")
     first = first_loss(cfg)
     spoil({4: ("nll", 2.6 * first * 32), 6: ("nll", 2.4 * first * 32), 7: ("nll", 2.6 * first * 32)})
@@ -97,7 +97,7 @@ def first_loss(cfg: RunConfig) -> float:
     return float(Outcome(once).train[0]["train/loss"])
 
 
-def test_two_bad_steps_are_survived_and_no_checkpoint_is_written_in_them(epochs: Epochs, spoil: Spoil) -> None:
+def test_two_bad_steps_are_survived_and_no_checkpoint_is_written_in_them(epochs: Compose, spoil: Spoil) -> None:
     cfg = epochs("trainer.checkpoint_every=1")
     spoil({step: ("nll", math.nan) for step in (7, 8, 10, 11, 13)})
     written: list[int] = []
@@ -114,7 +114,7 @@ def test_two_bad_steps_are_survived_and_no_checkpoint_is_written_in_them(epochs:
 
 
 @pytest.mark.parametrize("key", ["nll", "grad_norm"])
-def test_run_that_ends_on_a_bad_step_has_not_finished(key: str, epochs: Epochs, spoil: Spoil) -> None:
+def test_run_that_ends_on_a_bad_step_has_not_finished(key: str, epochs: Compose, spoil: Spoil) -> None:
     cfg = epochs()
     spoil({23: (key, math.nan), 24: (key, math.nan)})
     record = run(cfg)
@@ -123,7 +123,7 @@ def test_run_that_ends_on_a_bad_step_has_not_finished(key: str, epochs: Epochs, 
 
 
 def test_run_whose_last_validation_is_not_finite_has_not_finished(
-    epochs: Epochs, monkeypatch: pytest.MonkeyPatch
+    epochs: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LanguageModule, "evaluate", lambda self, batches: {"val/loss": math.nan, "val/tokens": 35.0})
     record = run(epochs())
@@ -131,7 +131,7 @@ def test_run_whose_last_validation_is_not_finite_has_not_finished(
 
 
 def test_signal_in_a_bad_step_goes_back_to_before_it(
-    epochs: Epochs, straight: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+    epochs: Compose, straight: Straight, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cfg = epochs()
     original = LanguageModule.training_step
@@ -153,7 +153,7 @@ def test_signal_in_a_bad_step_goes_back_to_before_it(
     assert Outcome(cfg).final == straight().final
 
 
-def test_sweep_goes_on_past_a_diverged_arm_and_the_exit_status_says_so(cli: Callable[..., Any], tmp_path: Path) -> None:
+def test_sweep_goes_on_past_a_diverged_arm_and_the_exit_status_says_so(cli: Cli, tmp_path: Path) -> None:
     answer = cli("-m", "optim.lr=1e6,1e-3", "trainer.tokens=2560")
     assert answer.status == 1
     assert "diverged" in answer.out

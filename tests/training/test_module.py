@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from outcome import Outcome
+from outcome import Outcome, Straight
 from torch import Tensor, nn
 
 from andrea_ablate.config import RunConfig
@@ -24,8 +24,7 @@ from andrea_ablate.loss import LossSums
 from andrea_ablate.model import TransformerLM
 from andrea_ablate.training.module import LanguageModule
 from andrea_ablate.training.run import identify, run
-
-Epochs = Callable[..., RunConfig]
+from support import Compose
 
 
 def attach(module: LanguageModule) -> LanguageModule:
@@ -57,7 +56,7 @@ def masked(*kept: int) -> Tensor:
 
 
 def test_ten_steps_of_four_micro_batches_are_ten_updates_and_forty_forwards(
-    epochs: Epochs, monkeypatch: pytest.MonkeyPatch
+    epochs: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = {"forward": 0, "update": 0}
     forward, update = TransformerLM.forward, torch.optim.AdamW.step
@@ -82,7 +81,7 @@ def test_ten_steps_of_four_micro_batches_are_ten_updates_and_forty_forwards(
     assert (outcome.record["total_steps"], outcome.record["tokens"]) == (10, 320)
 
 
-def test_intervals_count_updates_whatever_the_accumulation(epochs: Epochs) -> None:
+def test_intervals_count_updates_whatever_the_accumulation(epochs: Compose) -> None:
     for accumulate in (1, 4):
         cfg = epochs(f"trainer.accumulate={accumulate}", "trainer.val_every=4", "trainer.checkpoint_every=7")
         with pytest.MonkeyPatch.context() as patch:
@@ -96,7 +95,7 @@ def test_intervals_count_updates_whatever_the_accumulation(epochs: Epochs) -> No
 
 
 @pytest.mark.parametrize("accumulate", [2, 4])
-def test_accumulation_changes_nothing_but_rounding(accumulate: int, epochs: Epochs, straight: Any) -> None:
+def test_accumulation_changes_nothing_but_rounding(accumulate: int, epochs: Compose, straight: Straight) -> None:
     whole = straight("model.dropout=0.0", "stability=[z_loss]")
     parts = straight("model.dropout=0.0", "stability=[z_loss]", f"trainer.accumulate={accumulate}")
     assert whole.id != parts.id and whole.record["token_hash"] == parts.record["token_hash"]
@@ -109,7 +108,7 @@ def test_accumulation_changes_nothing_but_rounding(accumulate: int, epochs: Epoc
 @pytest.mark.parametrize("kept", [(6, 1, 8, 3), (8, 0, 0, 1), (0, 0, 0, 7)])
 @pytest.mark.parametrize("accumulate", [1, 2, 4])
 def test_micro_batches_of_unequal_token_counts_give_the_gradient_of_the_whole(
-    accumulate: int, kept: tuple[int, ...], epochs: Epochs
+    accumulate: int, kept: tuple[int, ...], epochs: Compose
 ) -> None:
     cfg = epochs("model.dropout=0.0", f"trainer.accumulate={accumulate}")
     module = attach(LanguageModule(cfg).double())
@@ -140,7 +139,7 @@ class Losses(nn.Module):
         return LossSums(nll, nll.new_zeros(()), kept.sum())
 
 
-def test_six_tokens_at_one_and_one_token_at_seven_make_thirteen_sevenths(epochs: Epochs) -> None:
+def test_six_tokens_at_one_and_one_token_at_seven_make_thirteen_sevenths(epochs: Compose) -> None:
     cfg = epochs("trainer.accumulate=2", "trainer.grad_clip=null")
     module = LanguageModule(cfg)
     module.model = Losses()  # type: ignore[assignment]
@@ -153,7 +152,7 @@ def test_six_tokens_at_one_and_one_token_at_seven_make_thirteen_sevenths(epochs:
 
 
 @pytest.mark.parametrize("accumulate", [1, 4])
-def test_step_without_a_single_target_is_a_step_of_zeros(accumulate: int, epochs: Epochs) -> None:
+def test_step_without_a_single_target_is_a_step_of_zeros(accumulate: int, epochs: Compose) -> None:
     module = attach(LanguageModule(epochs("stability=[z_loss]", f"trainer.accumulate={accumulate}")))
     sums = module._backward(batch_of(masked(0, 0, 0, 0)))
     assert (sums.nll.item(), sums.penalty.item(), int(sums.n_tokens)) == (0.0, 0.0, 0)
@@ -190,7 +189,7 @@ def norms_at_the_optimizer(cfg: RunConfig, monkeypatch: pytest.MonkeyPatch) -> t
 
 
 def test_optimizer_receives_the_clipped_norm_and_the_record_the_unclipped(
-    epochs: Epochs, monkeypatch: pytest.MonkeyPatch
+    epochs: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cfg = epochs("trainer.grad_clip=0.1", "trainer.accumulate=2")
     before, after = norms_at_the_optimizer(cfg, monkeypatch)
@@ -200,7 +199,7 @@ def test_optimizer_receives_the_clipped_norm_and_the_record_the_unclipped(
     assert [row["train/grad_norm"] for row in Outcome(cfg).train] == pytest.approx(before, rel=1e-5)
 
 
-def test_no_clipping_changes_no_gradient(epochs: Epochs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_clipping_changes_no_gradient(epochs: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     cfg = epochs("trainer.grad_clip=null")
     before, after = norms_at_the_optimizer(cfg, monkeypatch)
     assert before == after
@@ -214,7 +213,7 @@ def test_no_clipping_changes_no_gradient(epochs: Epochs, monkeypatch: pytest.Mon
 # --- validation ---
 
 
-def test_same_weights_give_the_same_validation_loss_to_the_last_bit(epochs: Epochs) -> None:
+def test_same_weights_give_the_same_validation_loss_to_the_last_bit(epochs: Compose) -> None:
     cfg = epochs()
     module = attach(LanguageModule(cfg))
     data = DataModule(identify(cfg)[1], cfg.data, 4, 1)
@@ -222,7 +221,7 @@ def test_same_weights_give_the_same_validation_loss_to_the_last_bit(epochs: Epoc
     assert first == second and module.training
 
 
-def test_validating_does_not_change_training(epochs: Epochs) -> None:
+def test_validating_does_not_change_training(epochs: Compose) -> None:
     often, never = (after(epochs(f"trainer.val_every={every}")) for every in (2, 0))
     assert [row["step"] for row in often.val] == list(range(2, 25, 2)) and [row["step"] for row in never.val] == [24]
     assert often.train == never.train and often.weights == never.weights
@@ -235,7 +234,7 @@ def after(cfg: RunConfig) -> Outcome:
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 8])
-def test_validation_loss_does_not_depend_on_the_batch_size(batch_size: int, epochs: Epochs) -> None:
+def test_validation_loss_does_not_depend_on_the_batch_size(batch_size: int, epochs: Compose) -> None:
     cfg = epochs()
     corpus = identify(cfg)[1]
     corpus = replace(corpus, val=np.asarray(corpus.train[:41]))
@@ -251,7 +250,7 @@ def test_validation_loss_does_not_depend_on_the_batch_size(batch_size: int, epoc
     assert math.exp(metrics["val/loss"]) == pytest.approx(math.exp(nll / 40), rel=1e-6)
 
 
-def test_validation_batch_without_targets_counts_for_nothing(epochs: Epochs) -> None:
+def test_validation_batch_without_targets_counts_for_nothing(epochs: Compose) -> None:
     module = attach(LanguageModule(epochs()))
     full = {**batch_of(masked(8, 8, 5)), "n_bytes": 30}
     empty = {**batch_of(masked(0, 0, 0)), "n_bytes": 0}
@@ -260,13 +259,13 @@ def test_validation_batch_without_targets_counts_for_nothing(epochs: Epochs) -> 
     assert module.evaluate([empty]) == {"val/loss": 0.0, "val/tokens": 0.0}
 
 
-def test_bits_per_byte_are_the_nats_over_the_bytes(epochs: Epochs) -> None:
+def test_bits_per_byte_are_the_nats_over_the_bytes(epochs: Compose) -> None:
     module = attach(LanguageModule(epochs()))
     metrics = module.evaluate([{**batch_of(masked(8, 8)), "n_bytes": 50}])
     assert metrics["val/bpb"] == pytest.approx(metrics["val/loss"] * 16 / 50 / math.log(2), rel=1e-12)
 
 
-def test_penalties_train_and_are_not_in_a_reported_loss(epochs: Epochs) -> None:
+def test_penalties_train_and_are_not_in_a_reported_loss(epochs: Compose) -> None:
     plain, heavy = (
         after(epochs("model.dropout=0.0", "trainer.tokens=64", *extra))
         for extra in ((), ("stability=[z_loss]", "model.stability.z_loss.alpha=0.5"))
@@ -309,7 +308,7 @@ ARMS = [
 
 
 def test_arms_of_a_seed_share_batches_and_the_weights_they_have_in_common(
-    epochs: Epochs, digests: list[tuple[int, str]], first_weights: list[dict[str, Tensor]]
+    epochs: Compose, digests: list[tuple[int, str]], first_weights: list[dict[str, Tensor]]
 ) -> None:
     batches, hashes = [], []
     for arm in ARMS:
@@ -326,7 +325,7 @@ def test_arms_of_a_seed_share_batches_and_the_weights_they_have_in_common(
 
 
 def test_another_seed_changes_batches_and_weights_and_a_data_seed_the_batches_only(
-    epochs: Epochs, digests: list[tuple[int, str]], first_weights: list[dict[str, Tensor]]
+    epochs: Compose, digests: list[tuple[int, str]], first_weights: list[dict[str, Tensor]]
 ) -> None:
     batches = []
     for overrides in ((), ("seed=1",), ("data.seed=1",), ("seed=1", "data.seed=0")):
@@ -341,13 +340,13 @@ def test_another_seed_changes_batches_and_weights_and_a_data_seed_the_batches_on
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_workers_change_nothing(straight: Any) -> None:
+def test_workers_change_nothing(straight: Straight) -> None:
     alone, helped = straight(), straight("trainer.val_every=6", "data.num_workers=3")
     assert helped.id == alone.id and helped.folder != alone.folder
     assert helped.final == alone.final
 
 
-def test_token_hash_chains_the_batches_in_order(epochs: Epochs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_hash_chains_the_batches_in_order(epochs: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     chained = ""
     original = LanguageModule.training_step
 
@@ -367,7 +366,7 @@ def test_token_hash_chains_the_batches_in_order(epochs: Epochs, monkeypatch: pyt
 
 @pytest.mark.parametrize("logger", ["none", "csv", "tensorboard"])
 @pytest.mark.parametrize("extra", [(), ("stability=[z_loss]", "trainer.accumulate=2")])
-def test_metric_names_do_not_depend_on_flags(logger: str, extra: tuple[str, ...], epochs: Epochs, tiny: Any) -> None:
+def test_metric_names_do_not_depend_on_flags(logger: str, extra: tuple[str, ...], epochs: Compose, tiny: Any) -> None:
     cfg = tiny(f"logger={logger}", *extra)
     run(cfg)
     outcome = Outcome(cfg)
@@ -382,7 +381,7 @@ def test_metric_names_do_not_depend_on_flags(logger: str, extra: tuple[str, ...]
         assert set(header) == set(outcome.train[0]) | set(outcome.val[0]) | {"wall_s"}
 
 
-def test_bf16_trains_keeps_fp32_weights_and_is_recorded(straight: Any) -> None:
+def test_bf16_trains_keeps_fp32_weights_and_is_recorded(straight: Straight) -> None:
     wide, narrow = straight(), straight("trainer.precision=bf16-mixed")
     assert (wide.record["precision"], narrow.record["precision"]) == ("32-true", "bf16-mixed")
     assert narrow.record["status"] == "finished" and narrow.id != wide.id
@@ -394,7 +393,7 @@ def test_bf16_trains_keeps_fp32_weights_and_is_recorded(straight: Any) -> None:
     assert {value.dtype for value in load_file(narrow.folder / "model.safetensors").values()} == {torch.float32}
 
 
-def test_bf16_run_resumes_to_the_same_bits(epochs: Epochs, straight: Any, during: Any) -> None:
+def test_bf16_run_resumes_to_the_same_bits(epochs: Compose, straight: Straight, during: Any) -> None:
     import os
     import signal
 

@@ -4,33 +4,27 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from andrea_ablate.config import RunConfig
 from andrea_ablate.model import TransformerLM
 from andrea_ablate.norms import NORMS
-from andrea_ablate.positions import POSITIONS
 from andrea_ablate.training.optim import OPTIMIZERS, Muon, orthogonalise, param_groups
+from designs import NODES, design, options
+from support import Compose
 
-Epochs = Callable[..., RunConfig]
-CHOICES = [
-    *(f"norm_type={name}" for name in NORMS.names()),
-    *(f"pos={name}" for name in POSITIONS.names()),
-    *("norm=pre", "norm=post", "norm=double", "norm=output", "norm=none"),
-    *("block=parallel", "stability=[qk_norm]", "stability=[qk_norm,z_loss,attn_softcap,output_softcap]"),
-    *("model.linear_bias=true", "model.tie_embeddings=true", "ffn=swiglu", "ffn=relu4x", "attn=mqa"),
-    *("model.norm.bias=true", "norm_type=rmsnorm model.norm.bias=true"),
+CHOICES: list[dict[str, Any]] = [
+    *({group: option} for group in NODES if group != "stability" for option in options(group)),
+    *({"stability": (trick,)} for trick in options("stability")),
+    {"linear_bias": True, "ffn": "swiglu"},
+    {"linear_bias": True, "tie_embeddings": True},
+    *({"norm": {"type": name, "bias": True}} for name in NORMS.names()),
 ]
-
-
-def build(epochs: Epochs, choice: str) -> TransformerLM:
-    return TransformerLM(epochs(*choice.split(" ")).model)
 
 
 def random_gradients(model: nn.Module) -> None:
@@ -40,9 +34,9 @@ def random_gradients(model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("decay_embeddings", [False, True])
-@pytest.mark.parametrize("choice", CHOICES)
-def test_matrices_decay_and_vectors_never_do(choice: str, decay_embeddings: bool, epochs: Epochs) -> None:
-    model = build(epochs, choice)
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_matrices_decay_and_vectors_never_do(choice: dict[str, Any], decay_embeddings: bool) -> None:
+    model = TransformerLM(design(**choice))
     groups = param_groups(model, 0.1, decay_embeddings)
     of = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
     assert sum(len(group["params"]) for group in groups) == len(of) == len(list(model.parameters()))
@@ -57,7 +51,7 @@ def test_matrices_decay_and_vectors_never_do(choice: str, decay_embeddings: bool
 
 @pytest.mark.parametrize("optim", OPTIMIZERS.names())
 @pytest.mark.parametrize("choice", ["norm_type=rmsnorm", "model.linear_bias=true stability=[qk_norm] pos=learned"])
-def test_step_with_zero_gradients_moves_the_decayed_ones_only(optim: str, choice: str, epochs: Epochs) -> None:
+def test_step_with_zero_gradients_moves_the_decayed_ones_only(optim: str, choice: str, epochs: Compose) -> None:
     cfg = epochs(f"optim={optim}", *choice.split(" "))
     model = TransformerLM(cfg.model)
     with torch.no_grad():
@@ -74,7 +68,7 @@ def test_step_with_zero_gradients_moves_the_decayed_ones_only(optim: str, choice
         torch.testing.assert_close(parameter.detach(), expected, rtol=1e-6, atol=0)
 
 
-def test_three_adamw_updates_follow_the_papers_algorithm(epochs: Epochs) -> None:
+def test_three_adamw_updates_follow_the_papers_algorithm(epochs: Compose) -> None:
     cfg = epochs()
     model = TransformerLM(cfg.model)
     node = {**cfg.optim, "lr": 0.01, "betas": [0.8, 0.9], "eps": 1e-3, "weight_decay": 0.2}
@@ -138,7 +132,7 @@ def test_muon_is_torchs_muon_up_to_its_bf16() -> None:
         assert a.state[p]["momentum_buffer"].equal(b.state[q]["momentum_buffer"])
 
 
-def test_muon_moves_block_matrices_by_adamws_size_and_leaves_the_rest_to_adamw(epochs: Epochs) -> None:
+def test_muon_moves_block_matrices_by_adamws_size_and_leaves_the_rest_to_adamw(epochs: Compose) -> None:
     cfg = epochs("optim=muon", "model.linear_bias=true")
     model = TransformerLM(cfg.model)
     before = copy.deepcopy(model.state_dict())
@@ -154,7 +148,7 @@ def test_muon_moves_block_matrices_by_adamws_size_and_leaves_the_rest_to_adamw(e
             assert size == pytest.approx(1.0, abs=1e-3), name  # AdamW's first update is the gradient's sign
 
 
-def test_every_parameter_has_one_optimizer_and_they_share_the_learning_rate(epochs: Epochs) -> None:
+def test_every_parameter_has_one_optimizer_and_they_share_the_learning_rate(epochs: Compose) -> None:
     cfg = epochs("optim=muon")
     model = TransformerLM(cfg.model)
     optimizer = OPTIMIZERS.build(cfg.optim, model=model)
@@ -170,7 +164,7 @@ def test_every_parameter_has_one_optimizer_and_they_share_the_learning_rate(epoc
 
 
 @pytest.mark.parametrize("optim", OPTIMIZERS.names())
-def test_tied_head_follows_the_embedding_through_load_copy_and_step(optim: str, epochs: Epochs) -> None:
+def test_tied_head_follows_the_embedding_through_load_copy_and_step(optim: str, epochs: Compose) -> None:
     cfg = epochs("model.tie_embeddings=true", f"optim={optim}")
     tokens = torch.arange(8).view(1, 8)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from outcome import Outcome, digest_of, fresh
+from outcome import Outcome, Straight, digest_of, fresh
 
 from andrea_ablate.config import RunConfig
 from andrea_ablate.data import DataModule, prepare
@@ -25,10 +25,7 @@ from andrea_ablate.tracking.store import RunWriter, Store
 from andrea_ablate.training import callbacks, checkpoint
 from andrea_ablate.training.module import LanguageModule
 from andrea_ablate.training.run import identify, run
-
-Epochs = Callable[..., RunConfig]
-Straight = Callable[..., Outcome]
-During = Callable[[int, Callable[[], object]], None]
+from support import Cli, Compose, During
 
 
 def send(number: int = signal.SIGTERM) -> Callable[[], object]:
@@ -57,7 +54,7 @@ def go_on(cfg: RunConfig) -> Outcome:
 def test_stopped_run_goes_on_at_the_next_step_to_the_same_bits(
     at: int,
     overrides: tuple[str, ...],
-    epochs: Epochs,
+    epochs: Compose,
     straight: Straight,
     during: During,
     digests: list[tuple[int, str]],
@@ -80,7 +77,7 @@ def test_stopped_run_goes_on_at_the_next_step_to_the_same_bits(
     assert resumed.checkpoints() == []
 
 
-def test_epochs_read_the_same_tokens_at_other_phases(epochs: Epochs) -> None:
+def test_epochs_read_the_same_tokens_at_other_phases(epochs: Compose) -> None:
     # What the stops above rely on: three epochs of eight steps, none of which repeats a batch of another.
     cfg = epochs()
     corpus = prepare(cfg.data, Path(cfg.paths.cache))
@@ -92,7 +89,7 @@ def test_epochs_read_the_same_tokens_at_other_phases(epochs: Epochs) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
-def test_signal_is_named_in_the_record_and_leaves_a_checkpoint(number: int, epochs: Epochs, during: During) -> None:
+def test_signal_is_named_in_the_record_and_leaves_a_checkpoint(number: int, epochs: Compose, during: During) -> None:
     cfg = epochs()
     during(7, send(number))
     stopped = stop(cfg)
@@ -102,7 +99,7 @@ def test_signal_is_named_in_the_record_and_leaves_a_checkpoint(number: int, epoc
     assert not (stopped.folder / "error.txt").exists()
 
 
-def test_second_run_continues_the_folder_and_the_id(epochs: Epochs, during: During) -> None:
+def test_second_run_continues_the_folder_and_the_id(epochs: Compose, during: During) -> None:
     cfg = epochs("logger=csv")
     during(15, send())
     first = stop(cfg)
@@ -115,7 +112,7 @@ def test_second_run_continues_the_folder_and_the_id(epochs: Epochs, during: Duri
     assert trained == [str(step) for step in range(1, 25)]
 
 
-def test_run_stopped_again_and_again_ends_in_the_same_bits(epochs: Epochs, straight: Straight, during: During) -> None:
+def test_run_stopped_again_and_again_ends_in_the_same_bits(epochs: Compose, straight: Straight, during: During) -> None:
     cfg = epochs()
     for at in (1, 8, 9, 23):
         during(at, send())
@@ -124,7 +121,7 @@ def test_run_stopped_again_and_again_ends_in_the_same_bits(epochs: Epochs, strai
 
 
 def test_signal_during_validation_stops_after_it(
-    epochs: Epochs, straight: Straight, monkeypatch: pytest.MonkeyPatch
+    epochs: Compose, straight: Straight, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cfg = epochs()
     original = LanguageModule.evaluate
@@ -143,7 +140,7 @@ def test_signal_during_validation_stops_after_it(
 
 
 def test_signal_in_the_last_step_lets_the_run_finish_and_stops_the_command(
-    epochs: Epochs, straight: Straight, during: During
+    epochs: Compose, straight: Straight, during: During
 ) -> None:
     cfg = epochs()
     during(24, send())
@@ -154,7 +151,7 @@ def test_signal_in_the_last_step_lets_the_run_finish_and_stops_the_command(
 
 
 def test_signal_while_mirrors_finish_does_not_undo_a_finished_run(
-    epochs: Epochs, straight: Straight, monkeypatch: pytest.MonkeyPatch
+    epochs: Compose, straight: Straight, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cfg = epochs()
     original = callbacks.Mirrors.finish
@@ -171,7 +168,7 @@ def test_signal_while_mirrors_finish_does_not_undo_a_finished_run(
 
 
 def test_second_interrupt_stops_at_once_and_keeps_the_last_checkpoint(
-    epochs: Epochs, straight: Straight, during: During
+    epochs: Compose, straight: Straight, during: During
 ) -> None:
     cfg = epochs()
 
@@ -189,7 +186,7 @@ def test_second_interrupt_stops_at_once_and_keeps_the_last_checkpoint(
     assert resumed.final == straight().final
 
 
-def test_exit_from_a_launchers_handler_counts_as_a_stop(epochs: Epochs, straight: Straight, during: During) -> None:
+def test_exit_from_a_launchers_handler_counts_as_a_stop(epochs: Compose, straight: Straight, during: During) -> None:
     cfg = epochs()
 
     def leave() -> None:
@@ -200,7 +197,7 @@ def test_exit_from_a_launchers_handler_counts_as_a_stop(epochs: Epochs, straight
     assert go_on(cfg).final == straight().final
 
 
-def test_error_that_a_signal_caused_counts_as_a_stop(epochs: Epochs, straight: Straight, during: During) -> None:
+def test_error_that_a_signal_caused_counts_as_a_stop(epochs: Compose, straight: Straight, during: During) -> None:
     cfg = epochs()
 
     def lose_a_worker() -> None:
@@ -213,7 +210,7 @@ def test_error_that_a_signal_caused_counts_as_a_stop(epochs: Epochs, straight: S
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
-def test_handlers_of_the_caller_come_back(number: int, epochs: Epochs, during: During) -> None:
+def test_handlers_of_the_caller_come_back(number: int, epochs: Compose, during: During) -> None:
     def own(number: int, frame: object) -> None:
         raise AssertionError("the caller's handler must not run while a run notes signals")
 
@@ -229,7 +226,7 @@ def test_handlers_of_the_caller_come_back(number: int, epochs: Epochs, during: D
         signal.signal(number, former)
 
 
-def test_run_in_a_thread_trains_without_signal_handlers(epochs: Epochs, straight: Straight) -> None:
+def test_run_in_a_thread_trains_without_signal_handlers(epochs: Compose, straight: Straight) -> None:
     cfg = epochs()
     thread = threading.Thread(target=run, args=(cfg,))
     thread.start()
@@ -237,7 +234,7 @@ def test_run_in_a_thread_trains_without_signal_handlers(epochs: Epochs, straight
     assert Outcome(cfg).final == straight().final
 
 
-def test_command_line_says_130_and_then_goes_on(cli: Callable[..., Any], tmp_path: Path, during: During) -> None:
+def test_command_line_says_130_and_then_goes_on(cli: Cli, tmp_path: Path, during: During) -> None:
     during(4, send())
     answer = cli()
     assert answer.status == 130
@@ -253,7 +250,7 @@ def test_command_line_says_130_and_then_goes_on(cli: Callable[..., Any], tmp_pat
 
 @pytest.mark.parametrize("optim", ["adamw", "muon"])
 def test_state_at_the_seam_is_that_of_the_undisturbed_run(
-    optim: str, epochs: Epochs, during: During, monkeypatch: pytest.MonkeyPatch
+    optim: str, epochs: Compose, during: During, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[dict[str, Any]] = []
     original = LanguageModule.training_step
@@ -314,7 +311,7 @@ def assert_equal(a: Any, b: Any) -> None:
         assert a == b
 
 
-def test_last_validation_is_remembered_over_a_stop(epochs: Epochs, during: During) -> None:
+def test_last_validation_is_remembered_over_a_stop(epochs: Compose, during: During) -> None:
     cfg = epochs()
     during(13, send())
     first = stop(cfg)
@@ -325,7 +322,7 @@ def test_last_validation_is_remembered_over_a_stop(epochs: Epochs, during: Durin
     assert second.record["val/loss"] == first.record["val/loss"] == second.val[1]["val/loss"]
 
 
-def test_results_of_steps_that_are_undone_are_forgotten(epochs: Epochs, during: During) -> None:
+def test_results_of_steps_that_are_undone_are_forgotten(epochs: Compose, during: During) -> None:
     cfg = epochs()
     during(13, fail)
     assert run(cfg)["val/loss"] == Outcome(cfg).val[1]["val/loss"]  # of step 12
@@ -338,7 +335,7 @@ def test_results_of_steps_that_are_undone_are_forgotten(epochs: Epochs, during: 
     assert "val/loss" not in run(cfg)
 
 
-def test_time_adds_up_over_sessions(epochs: Epochs, during: During) -> None:
+def test_time_adds_up_over_sessions(epochs: Compose, during: During) -> None:
     cfg = epochs()
     during(9, send())
     stop(cfg)
@@ -349,7 +346,7 @@ def test_time_adds_up_over_sessions(epochs: Epochs, during: During) -> None:
 
 
 def test_checkpoint_interval_changes_nothing_but_where_to_go_on(
-    epochs: Epochs, straight: Straight, during: During
+    epochs: Compose, straight: Straight, during: During
 ) -> None:
     cfg = epochs("trainer.checkpoint_every=0")
     assert Outcome(cfg).id == straight().id
@@ -366,7 +363,7 @@ def fail() -> None:
     raise RuntimeError("lights out")
 
 
-def test_failed_run_is_tried_again_from_its_checkpoint(epochs: Epochs, straight: Straight, during: During) -> None:
+def test_failed_run_is_tried_again_from_its_checkpoint(epochs: Compose, straight: Straight, during: During) -> None:
     cfg = epochs()
     during(14, fail)
     record = run(cfg)
@@ -382,7 +379,7 @@ def test_failed_run_is_tried_again_from_its_checkpoint(epochs: Epochs, straight:
     assert again.final == straight().final
 
 
-def test_rows_of_steps_done_again_hold_the_later_value(epochs: Epochs, during: During) -> None:
+def test_rows_of_steps_done_again_hold_the_later_value(epochs: Compose, during: During) -> None:
     cfg = epochs("trainer.checkpoint_every=10")
     during(16, fail)
     run(cfg)
@@ -397,7 +394,7 @@ def test_rows_of_steps_done_again_hold_the_later_value(epochs: Epochs, during: D
 
 
 def test_without_checkpoints_the_rows_are_rewound_to_the_start(
-    epochs: Epochs, straight: Straight, during: During
+    epochs: Compose, straight: Straight, during: During
 ) -> None:
     cfg = epochs()
     during(17, send())
@@ -427,7 +424,7 @@ def flip_a_bit_of_a_weight(path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def interrupted(epochs: Epochs) -> RunConfig:
+def interrupted(epochs: Compose) -> RunConfig:
     """A run that was stopped after step 17, with checkpoints at 15 and 17."""
     cfg = epochs()
     original = LanguageModule.training_step
@@ -548,7 +545,7 @@ def server() -> multiprocessing.context.ForkServerContext:
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: point.__name__)
 def test_killed_run_goes_on_to_the_same_bits(
     point: Callable[[], None],
-    epochs: Epochs,
+    epochs: Compose,
     straight: Straight,
     server: multiprocessing.context.ForkServerContext,
 ) -> None:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from outcome import Outcome
 
-from andrea_ablate.config import RunConfig
 from andrea_ablate.registry import ConfigError
 from andrea_ablate.training.run import check, run
 from andrea_ablate.training.schedules import SCHEDULES, schedule
-
-Epochs = Callable[..., RunConfig]
+from support import Compose
 
 # Twenty steps, five of them warm-up: after it come steps 5 … 20, at u = 0/15 … 15/15.
 HAND: dict[str, tuple[dict[str, Any], dict[int, float]]] = {
@@ -55,7 +52,7 @@ def test_peak_ends_the_warm_up_and_the_minimum_ends_the_run(name: str, warmup: i
 
 
 @pytest.mark.parametrize("accumulate", [1, 2, 4])
-def test_run_records_the_rate_of_each_update(accumulate: int, epochs: Epochs) -> None:
+def test_run_records_the_rate_of_each_update(accumulate: int, epochs: Compose) -> None:
     cfg = epochs(
         "trainer.tokens=640", "schedule.warmup_tokens=160", "optim.lr=4e-3", f"trainer.accumulate={accumulate}"
     )
@@ -68,7 +65,7 @@ def test_run_records_the_rate_of_each_update(accumulate: int, epochs: Epochs) ->
     assert rates[4] == max(rates) == pytest.approx(4e-3) and rates[-1] == pytest.approx(4e-4)
 
 
-def test_the_optimizer_is_given_the_rate_that_is_recorded(epochs: Epochs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_optimizer_is_given_the_rate_that_is_recorded(epochs: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     used: list[set[float]] = []
@@ -84,7 +81,7 @@ def test_the_optimizer_is_given_the_rate_that_is_recorded(epochs: Epochs, monkey
     assert used == [{row["optim/lr"]} for row in Outcome(cfg).train]
 
 
-def test_warm_up_is_a_tenth_of_the_budget_unless_given(epochs: Epochs) -> None:
+def test_warm_up_is_a_tenth_of_the_budget_unless_given(epochs: Compose) -> None:
     assert epochs("trainer.tokens=640").warmup_steps == 2
     assert epochs("trainer.tokens=640", "schedule.warmup_tokens=0").warmup_steps == 0
     assert epochs("trainer.tokens=640", "schedule.warmup_tokens=33").warmup_steps == 2
@@ -100,7 +97,7 @@ def test_warm_up_is_a_tenth_of_the_budget_unless_given(epochs: Epochs) -> None:
         ("schedule=wsd", "schedule.min_ratio=2.0"),
     ],
 )
-def test_shapes_that_make_no_sense_are_refused_before_data_is_read(overrides: tuple[str, ...], epochs: Epochs) -> None:
+def test_shapes_that_make_no_sense_are_refused_before_data_is_read(overrides: tuple[str, ...], epochs: Compose) -> None:
     key = overrides[1].partition("=")[0].partition(".")[2]
     with pytest.raises(ConfigError, match=key):
         check(epochs(*overrides))
