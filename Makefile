@@ -2,13 +2,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup ablate test test-slow lint tune clean
+.PHONY: help setup ablate test test-slow lint tune gpu-check clean
 .DEFAULT_GOAL := help
 
 help: ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
 
-setup: .venv/ready ## .venv with the locked dependencies and this package
+setup: .venv/ready ## .venv with the locked dependencies, this package and its compiled operations
 
 # Bytecode is compiled when a module is first imported: far fewer modules are used than installed.
 .venv/ready: requirements.lock pyproject.toml
@@ -16,6 +16,7 @@ setup: .venv/ready ## .venv with the locked dependencies and this package
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	$(BIN)/python -m andrea_ablate.ops --optional
 	touch $@
 
 ablate: setup ## the main job: sweep four designs over three seeds on real text, and compare them
@@ -36,6 +37,10 @@ lint: setup ## put the sources into their form, then check them
 tune: setup ## repeat the grid that the nano recipe was chosen from (about a quarter of an hour)
 	$(BIN)/python -m andrea_ablate experiments=tune_nano
 	$(BIN)/python experiments/tune_nano.py sweeps/norm-ffn-optim.lr-*/comparison.json > experiments/results/tune_nano.json
+
+# With the Python whose torch has CUDA: make gpu-check PYTHON=/path/to/python
+gpu-check: ## on a machine with a GPU: build, test and time the ops (under eight minutes)
+	$(PYTHON) experiments/gpu/check.py
 
 clean: ## remove what the tools left; runs and sweeps stay
 	rm -rf .venv .cache .pytest_cache .mypy_cache .ruff_cache
