@@ -198,6 +198,7 @@ def conduct(jobs: Sequence[Job], name: str, launch: Launch) -> None:
     """
     from rich.console import Console
 
+    from andrea_ablate.ops import library
     from andrea_ablate.progress import Progress, plan_table
     from andrea_ablate.report.compare import compare, save
     from andrea_ablate.tracking import Store, check_logger
@@ -218,6 +219,9 @@ def conduct(jobs: Sequence[Job], name: str, launch: Launch) -> None:
     if missing:
         check_logger(missing[0].cfg.logger)
     console.print(plan_table(list(unique.values()), missing, store))
+    without = library.loaded().reason
+    if without and any(job.cfg.ops == "auto" for job in missing):
+        console.print(f"ops=auto: torch's own operations run, the compiled library is {without}", markup=False)
     if len(unique) < len(jobs):
         console.print(f"{len(jobs) - len(unique)} of {len(jobs)} points are the same runs as others and train once.")
     failed: Mapping[str, str] = {}

@@ -72,7 +72,7 @@ def _function(op: str, setup: Callable[..., Any], backward: Callable[..., Any]) 
 
 
 def call(op: str, *arguments: Any) -> Any:
-    """The compiled op with its gradient. What torch.library puts around it costs a small model 5 % of a step."""
+    """The compiled op with its gradient. A small model feels what torch.library puts around it."""
     if torch.compiler.is_compiling():
         return getattr(torch.ops.andrea_ablate, op)(*arguments)
     return _direct[op].apply(*arguments)
