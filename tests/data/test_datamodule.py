@@ -73,6 +73,7 @@ def test_workers_change_nothing(num_workers: int) -> None:
     assert len({digest for *_, digest in reference}) == 13
 
 
+@pytest.mark.slow  # starts a Python
 def test_spawned_worker_opens_the_file_itself(tmp_path: Path) -> None:
     path = tmp_path / "train.bin"
     np.arange(1_000_000, dtype="<u4").tofile(path)

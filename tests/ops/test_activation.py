@@ -191,6 +191,7 @@ def test_what_is_not_supported_is_named() -> None:
         compiled(ops.gated)(torch.ones(2, 3), None, "silu")
 
 
+@pytest.mark.slow  # opcheck imports and traces much
 @pytest.mark.parametrize("dtype", LOW)
 def test_contracts_of_torch_library(dtype: torch.dtype) -> None:
     library = torch.ops.andrea_ablate

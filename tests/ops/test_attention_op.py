@@ -269,6 +269,7 @@ print(peak(32768) - short)
 """
 
 
+@pytest.mark.slow  # measures a Python of its own
 def test_memory_is_linear_in_length() -> None:
     done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
     assert float(done.stdout) < 64, done.stdout  # MiB; one fp32 matrix of scores would be 4096
@@ -294,6 +295,7 @@ def test_arguments_are_checked_by_name() -> None:
         ops.attention(q, k, k, scale=1.0, window=0)
 
 
+@pytest.mark.slow  # opcheck imports and traces much
 @pytest.mark.parametrize("option", ["plain", "all"])
 def test_contracts_of_torch_library(option: str) -> None:
     for dtype in (torch.float32, torch.bfloat16):

@@ -254,6 +254,7 @@ def test_errors_name_what_was_given() -> None:
         op(x.long(), weight, target)
 
 
+@pytest.mark.slow  # opcheck imports and traces much
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_contracts_of_torch_library(dtype: torch.dtype) -> None:
     x, weight, target, w = draw(7, 5, 11, dtype)
@@ -314,6 +315,7 @@ for loss_of in (ours, plain):
 """
 
 
+@pytest.mark.slow  # measures a Python of its own
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the kernel does not tell the peak of a process")
 def test_peak_memory_is_an_eighth_of_that_with_all_logits() -> None:
     """MiB above the inputs, gradients included; 64 wide: the gradient of the weight is small beside the logits."""

@@ -161,6 +161,7 @@ def test_nvcc_builds_every_kernel_without_spills_and_the_library_loads_without_a
     assert done.stdout.count("registers") == len(kernels)
 
 
+@pytest.mark.slow  # starts two Pythons
 @pytest.mark.skipif(library.loaded().path is None, reason=f"the compiled library is {library.loaded().reason}")
 def test_instruction_sets_agree() -> None:
     """The scalar code and that of this machine's instruction set compute the same to rounding."""

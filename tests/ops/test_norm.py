@@ -121,6 +121,7 @@ def test_dtypes_mix_and_unsupported_ones_are_named() -> None:
         torch.ops.andrea_ablate.norm(torch.ones(2, 3), torch.ones(4), None, 1e-5, True, False)
 
 
+@pytest.mark.slow  # opcheck imports and traces much
 @pytest.mark.parametrize("dtype", LOW)
 def test_contracts_of_torch_library(dtype: torch.dtype) -> None:
     gain = torch.randn(5, requires_grad=True)

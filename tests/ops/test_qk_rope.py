@@ -235,6 +235,7 @@ def test_dtypes_mix_and_wrong_arguments_are_named() -> None:
         op("whole")(q, q)
 
 
+@pytest.mark.slow  # opcheck imports and traces much
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_contracts_of_torch_library(dtype: torch.dtype) -> None:
     cos, sin = tables(3, 4, dtype=torch.float32)

@@ -180,6 +180,7 @@ def eager_backend(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return graphs
 
 
+@pytest.mark.slow  # torch.compile starts slowly
 def test_compiled_and_plain_weights_are_the_same_files(
     eager_backend: list[Any], epochs: Compose, during: During
 ) -> None:

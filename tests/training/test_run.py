@@ -91,6 +91,7 @@ def resident_mib() -> float:
     return int(line.split()[1]) / 1024
 
 
+@pytest.mark.slow  # many runs
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 def test_memory_does_not_grow_from_job_to_job(epochs: Compose, during: During) -> None:
     resident, peaks = [], []
