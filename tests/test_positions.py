@@ -185,6 +185,7 @@ def test_a_pass_in_inference_mode_does_not_spoil_training(name: str) -> None:
         with torch.inference_mode():
             model(tokens)
         model(tokens, tokens).nll.backward()
+        assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
 
 
 # ---------------------------------------------------------------------------------------------------------------------
