@@ -129,15 +129,6 @@ template <typename A, int distance = kWidth<A> / 2, typename Combine> ANDREA_INL
   else return reduced<A, distance / 2>(combine(v, rotated<A, distance>(v, std::make_index_sequence<kWidth<A>>())), combine);
 }
 
-// e^x for x <= 0, with results below the normal range as zero: those are slow on some machines. NaN stays NaN.
-ANDREA_INLINE double weight(double x) { return std::exp(x); }
-ANDREA_INLINE float weight(float x) {
-  const float inside = x < -87.0f ? -87.0f : x;
-  const math::Reduced reduced = math::reduce(inside);
-  const float power = (1.0f + math::expm1_reduced(reduced.r)) * math::power_of_two(reduced.n);
-  return x < -87.0f ? 0.0f : power;
-}
-
 // Aligned scratch that is handed out piece by piece.
 template <typename A> struct Scratch {
   A* next;
@@ -292,12 +283,12 @@ template <typename T> struct ForwardTask {
     }
     for (int r = 0; r < kRows; ++r) {
       const A before = most[at + r], now = std::max(before, reduced<A>(peak[r], [](auto x, auto y) { return x > y ? x : y; }));
-      const A shift = now == kNever<A> ? 0 : now, kept = weight(before - shift);
+      const A shift = now == kNever<A> ? 0 : now, kept = math::exp_decay(before - shift);
       A* s = strip + r * kKeys;
       Vector<A> sum = {};
       for (int64_t c = begin; c < to; c += N) {
 #pragma omp simd
-        for (int n = 0; n < N; ++n) s[c + n] = weight(s[c + n] - shift);
+        for (int n = 0; n < N; ++n) s[c + n] = math::exp_decay(s[c + n] - shift);
         for (int n = 0; n < N; n += W) sum += load(s + c + n);
       }
       most[at + r] = now;
@@ -425,7 +416,7 @@ template <typename T> struct BackwardTask {
 #pragma omp simd reduction(+ : sum)
       for (int64_t d = 0; d < in.K; ++d) sum += x[d] * y[d];
       lse[l] = a.lse[at + l], delta[l] = a.dlse ? sum - a.dlse[at + l] : sum;
-      if (a.batch_dsinks) dsink -= double(weight(in.sinks[h] - lse[l])) * delta[l];
+      if (a.batch_dsinks) dsink -= double(math::exp_decay(in.sinks[h] - lse[l])) * delta[l];
     }
     if (a.batch_dsinks) a.batch_dsinks[b * in.H + h] = A(dsink);
   }
@@ -448,7 +439,7 @@ template <typename T> struct BackwardTask {
         const A shift = log_sum[r], less = product[r];
 #pragma omp simd
         for (int n = 0; n < N; ++n) {
-          s[r * kKeys + n] = weight(s[r * kKeys + n] - shift);
+          s[r * kKeys + n] = math::exp_decay(s[r * kKeys + n] - shift);
           d[r * kKeys + n] = s[r * kKeys + n] * (d[r * kKeys + n] - less);
         }
       }

@@ -22,10 +22,10 @@ ANDREA_INLINE Reduced reduce(float x) {
   const float shifted = x * 1.44269504f + 12582912.0f, n = shifted - 12582912.0f;
   return {bit_cast<uint32_t>(shifted) - 0x4b400000u, (x - n * 0.693145752f) - n * 1.42860677e-6f};  // n * the first is exact
 }
-// e^r - 1 for |r| <= ln(2) / 2.
+// e^r - 1 for |r| <= ln(2) / 2. Here and below a polynomial is summed in pairs: half the steps wait for one another.
 ANDREA_INLINE float expm1_reduced(float r) {
-  const float q = (((0.00138145604f * r + 0.0083687352f) * r + 0.041668389f) * r + 0.166665211f) * r + 0.49999994f;
-  return r + r * r * q;
+  const float r2 = r * r, low = 0.166665211f * r + 0.49999994f, high = (0.00138145604f * r + 0.0083687352f) * r + 0.041668389f;
+  return r + r2 * (low + r2 * high);
 }
 // 2^n for -126 <= n <= 127.
 ANDREA_INLINE float power_of_two(uint32_t n) { return bit_cast<float>((n + 127u) << 23); }
@@ -36,6 +36,14 @@ ANDREA_INLINE float exp(float x) {
   // In two factors: 2^n itself may be subnormal or infinite where the result is not.
   const uint32_t half = uint32_t(int32_t(reduced.n) >> 1);
   return (1.0f + expm1_reduced(reduced.r)) * power_of_two(half) * power_of_two(reduced.n - half);
+}
+
+// e^x for x <= 0, with results below the normal range as zero: those are slow on some machines. NaN stays NaN.
+ANDREA_INLINE double exp_decay(double x) { return std::exp(x); }
+ANDREA_INLINE float exp_decay(float x) {
+  const Reduced reduced = reduce(x < -87.0f ? -87.0f : x);
+  const float power = (1.0f + expm1_reduced(reduced.r)) * power_of_two(reduced.n);
+  return x < -87.0f ? 0.0f : power;
 }
 
 ANDREA_INLINE double magnitude(double x) { return std::fabs(x); }
@@ -53,7 +61,7 @@ ANDREA_INLINE float tanh(float x) {
 }
 // 1 - tanh(x)^2 without its cancellation.
 template <typename A> ANDREA_INLINE A tanh_slope(A x) {
-  const A e = exp(-2 * magnitude(x));
+  const A e = exp_decay(-2 * magnitude(x));
   return 4 * e / ((1 + e) * (1 + e));
 }
 
@@ -61,7 +69,7 @@ template <typename A> ANDREA_INLINE A sigmoid(A x) { return 1 / (1 + exp(-x)); }
 // sigmoid(x) and its slope s (1 - s), without the cancellation of 1 - s.
 template <typename A> struct Logistic { A value, slope; };
 template <typename A> ANDREA_INLINE Logistic<A> logistic(A x) {
-  const A e = exp(-magnitude(x)), larger = 1 / (1 + e), smaller = e * larger;
+  const A e = exp_decay(-magnitude(x)), larger = 1 / (1 + e), smaller = e * larger;
   return {x < 0 ? smaller : larger, smaller * larger};
 }
 template <typename A> ANDREA_INLINE A sigmoid_slope(A x) { return logistic(x).slope; }
@@ -72,9 +80,10 @@ ANDREA_INLINE Gaussian<double> gaussian(double x) {
   return {0.5 * std::erfc(-0.70710678118654752 * x), 0.39894228040143268 * std::exp(-0.5 * x * x)};
 }
 ANDREA_INLINE Gaussian<float> gaussian(float x) {
-  const float e = exp(-0.5f * x * x), t = 1.0f / (1.0f + 0.265f * magnitude(x));
-  const float high = (((0.0306244828f * t - 0.143300682f) * t + 0.215950444f) * t - 0.11428649f) * t + 0.136554956f;
-  const float tail = ((((high * t + 0.0608950183f) * t + 0.102555089f) * t + 0.10526678f) * t + 0.105740398f) * t * e;
+  const float e = exp_decay(-0.5f * x * x), t = 1.0f / (1.0f + 0.265f * magnitude(x)), t2 = t * t, t4 = t2 * t2;
+  const float low = (0.10526678f * t + 0.105740398f) + (0.0608950183f * t + 0.102555089f) * t2;
+  const float high = (-0.11428649f * t + 0.136554956f) + (-0.143300682f * t + 0.215950444f) * t2;
+  const float tail = (low + (high + 0.0306244828f * t4) * t4) * (t * e);
   return {x < 0.0f ? tail : 1.0f - tail, 0.398942280f * e};
 }
 

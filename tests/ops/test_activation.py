@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from andrea_ablate import ops
-from andrea_ablate.ops.activation import REFERENCES, activation_reference
+from andrea_ablate.ops.activation import REFERENCE_ONLY, REFERENCES, activation_reference
 from andrea_ablate.ops.softcap import softcap_reference
 from andrea_ablate.registry import ConfigError
 from ops.checks import LOW, ODD_WIDTHS, assert_as_precise_as, layouts, needs_library
 
 pytestmark = needs_library
-KINDS = list(REFERENCES)
+KINDS = [kind for kind in REFERENCES if kind not in REFERENCE_ONLY]
 
 
 def compiled(function: Callable[..., Tensor], *settings: object) -> Callable[..., Tensor]:
@@ -171,6 +171,17 @@ def test_only_the_inputs_are_kept_for_the_backward_pass() -> None:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t), ops.using("compiled"):
             call()
         assert {t.data_ptr() for t in kept} <= {x.data_ptr(), up.data_ptr()} and kept
+
+
+@pytest.mark.parametrize("kind", REFERENCE_ONLY)
+def test_a_kind_without_a_kernel_takes_the_reference_and_the_record_says_so(kind: str) -> None:
+    x, up = torch.randn(2, 3, 5)
+    with ops.using("compiled") as taken:
+        assert torch.equal(ops.activation(x, kind), activation_reference(kind)(x))
+        assert torch.equal(ops.gated(x, up, kind), activation_reference(kind)(x) * up)
+        assert taken == {"activation": "reference", "gated": "reference"}
+    with pytest.raises(RuntimeError, match=f"kind '{kind}' is not one of"):
+        torch.ops.andrea_ablate.activation(x, kind)
 
 
 def test_what_is_not_supported_is_named() -> None:

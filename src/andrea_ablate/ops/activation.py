@@ -30,7 +30,9 @@ REFERENCES: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,  # x Phi(x), through erf
     "gelu_tanh": partial(F.gelu, approximate="tanh"),  # at most 4.8e-4 away
     "silu": F.silu,
+    "sigmoid": torch.sigmoid,
 }
+REFERENCE_ONLY = ("sigmoid",)  # the compiled library has no kernel for these
 
 
 def activation(x: Tensor, kind: str) -> Tensor:
@@ -42,7 +44,7 @@ def activation(x: Tensor, kind: str) -> Tensor:
     Raises: ConfigError for an unknown kind.
     """
     reference = activation_reference(kind)
-    if library.compiled("activation", x):
+    if _compiled("activation", x, kind):
         y: Tensor = library.call("activation", x, kind)
         return y
     return reference(x)
@@ -53,18 +55,25 @@ def gated(gate: Tensor, up: Tensor | None, kind: str) -> Tensor:
 
     Args:
         up: same shape and dtype as gate; None where gate is ``(..., 2 F)`` and holds both, gate first.
-        kind: a name in REFERENCES; silu gives SwiGLU, gelu GeGLU, relu ReGLU, identity the bilinear unit.
+        kind: a name in REFERENCES; silu gives SwiGLU, gelu GeGLU, relu ReGLU, identity the bilinear unit, sigmoid GLU.
     Shape: ``(..., F)``. Rows at one distance from each other (halves of a matrix) are read in place; others copied.
     Raises: ConfigError for an unknown kind.
     Source: Shazeer 2020, arXiv:2002.05202.
     """
     reference = activation_reference(kind)
-    if library.compiled("gated", gate):
+    if _compiled("gated", gate, kind):
         y: Tensor = library.call("gated", gate, up, kind)
         return y
     if up is None:
         gate, up = gate.chunk(2, -1)
     return reference(gate) * up
+
+
+def _compiled(op: str, x: Tensor, kind: str) -> bool:
+    if kind in REFERENCE_ONLY:
+        library.note(op, "reference")
+        return False
+    return library.compiled(op, x)
 
 
 def activation_reference(kind: str) -> Callable[[Tensor], Tensor]:

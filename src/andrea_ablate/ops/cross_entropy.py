@@ -40,8 +40,8 @@ def linear_cross_entropy(
         x = x.to(torch.get_autocast_dtype(x.device.type))
     if library.compiled("linear_cross_entropy", x):
         grad = torch.is_grad_enabled()
-        nll, penalty, *_ = torch.ops.andrea_ablate.linear_cross_entropy(
-            *(x, weight, target, token_weight, softcap, z_weight),
+        nll, penalty, *_ = library.call(
+            *("linear_cross_entropy", x, weight, target, token_weight, softcap, z_weight),
             *(grad and x.requires_grad, grad and weight.requires_grad),
         )
         return nll, penalty
@@ -162,7 +162,6 @@ def _scale(grad: Tensor, by: Tensor) -> None:
             part.copy_(part.to(by.dtype) * by)
 
 
-@torch.library.custom_op("andrea_ablate::linear_cross_entropy", mutates_args=())
 def _forward(
     x: Tensor,
     weight: Tensor,
@@ -211,8 +210,7 @@ def _fake_gradients(x: Tensor, weight: Tensor, with_dx: bool, with_dw: bool) -> 
     return dx, x.new_empty(weight.shape if with_dw else 0, dtype=_wide(x))
 
 
-@_forward.register_fake
-def _(
+def _fake_forward(
     x: Tensor, weight: Tensor, target: Tensor, token_weight: Any, softcap: float, z_weight: float, dx: bool, dw: bool
 ) -> tuple[Tensor, ...]:
     wide = _wide(x)
@@ -251,7 +249,7 @@ def _backward(ctx: Any, dnll: Tensor | None, dpenalty: Tensor | None, *_: Any) -
     return dx, None if dw is None else dw.to(weight.dtype), None, dtoken, None, None, None, None
 
 
-_forward.register_autograd(_backward, setup_context=_setup)
+torch.library.custom_op("andrea_ablate::linear_cross_entropy", _forward, mutates_args=())
 
 
 def _fake_cross_entropy(*_: Any) -> None:
@@ -259,3 +257,4 @@ def _fake_cross_entropy(*_: Any) -> None:
 
 
 library.declare("cross_entropy", _fake_cross_entropy)
+library.declare("linear_cross_entropy", _fake_forward, _setup, _backward, kernel=_forward)

@@ -53,17 +53,24 @@ def declare(
     fake: Callable[..., Any],
     setup: Callable[..., Any] | None = None,
     backward: Callable[..., Any] | None = None,
+    kernel: Callable[..., Any] | None = None,
 ) -> None:
-    """State the fake kernel and the gradient of an op of csrc/bindings/library.cpp, for when the library is loaded."""
+    """State the fake kernel and the gradient of an op, for when the library is loaded.
+
+    Args:
+        kernel: what the op runs, where that is Python; None for an op of csrc/bindings/library.cpp.
+    """
     _declared.append((f"andrea_ablate::{op}", fake, setup, backward))
     if setup is not None and backward is not None:
-        _direct[op] = _function(op, setup, backward)
+        _direct[op] = _function(op, setup, backward, kernel)
 
 
-def _function(op: str, setup: Callable[..., Any], backward: Callable[..., Any]) -> type[torch.autograd.Function]:
+def _function(
+    op: str, setup: Callable[..., Any], backward: Callable[..., Any], kernel: Callable[..., Any] | None
+) -> type[torch.autograd.Function]:
     def forward(ctx: Any, *arguments: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
-            output = getattr(torch.ops.andrea_ablate, op).default(*arguments)
+            output = (kernel or getattr(torch.ops.andrea_ablate, op).default)(*arguments)
         setup(ctx, arguments, output)
         return output
 
