@@ -16,6 +16,7 @@ from scipy import stats as scipy_stats
 from andrea_ablate.analysis import holm, paired_effect
 from andrea_ablate.registry import ConfigError
 from andrea_ablate.report import RunRow, arm_key, compare, save
+from andrea_ablate.report.cells import ArmName
 
 
 def run(arm, seed, loss=None, status="finished", **known):
@@ -69,8 +70,8 @@ def test_mean_and_spread_over_seeds_never_hide_failures():
     assert "Among the arms whose runs all finished 'B' is lowest, 2.1000." in comparison.verdict
     assert "'C' seed 1 (run C-1) diverged: validation loss nan; loss spiked." in comparison.warnings
     assert "'C' seed 2 (run C-2) failed: out of memory." in comparison.warnings
+    assert "'B', 'C': one seed gives no interval." in comparison.warnings
     for arm in (b, c):
-        assert f"'{arm.arm}': one seed gives no interval." in comparison.warnings
         assert arm.effect.p is arm.effect.low is arm.p_holm is None
 
 
@@ -242,15 +243,104 @@ def test_two_clean_arms_give_no_warning():
 def test_stuck_from_exactly_the_edge_on(loss, stuck):
     comparison = compare(panel("A", [loss] * 2, unigram_entropy=3.24))
     assert (by_name(comparison)["A"].marks == ("stuck",)) == stuck
-    assert any("is stuck" in warning for warning in comparison.warnings) == stuck
+    assert any("stuck at the unigram entropy or above" in warning for warning in comparison.warnings) == stuck
     assert ("A (stuck)" in text_of(comparison)) == stuck
     assert ("says little about the designs" in comparison.verdict) == stuck
     assert "(unigram entropy 3.2400)" in comparison.title
 
 
-def test_notes_are_marks_once():
-    rows = panel("A", [2.0, 2.2], note="learning rate not its own")
-    assert by_name(compare(rows))["A"].marks == ("learning rate not its own",)
+def test_stuck_arms_share_one_warning_and_no_lead_over_them_is_settled():
+    arms = {"A": [6.0, 6.1, 6.2], "B": [5.0, 5.12, 5.2], "C": [3.2, 3.31, 3.4], "D": [2.2, 2.32, 2.4]}
+    rows = {name: panel(name, losses, unigram_entropy=3.24) for name, losses in arms.items()}
+    stuck = compare(rows["A"] + rows["B"] + rows["C"])
+    (warning,) = [warning for warning in stuck.warnings if "stuck" in warning]
+    assert warning.startswith("'A', 'B', 'C': stuck at the unigram entropy or above (counted from 0.15 nats below it)")
+    assert "It is stuck at the unigram entropy or above" in stuck.verdict
+    assert "excludes zero, but both arms are stuck, so between the designs nothing is settled." in stuck.verdict
+    trained = compare(rows["C"] + rows["D"]).verdict
+    assert "excludes zero, but the other arm is stuck, so between the designs nothing is settled." in trained
+    for verdict in (stuck.verdict, trained):
+        assert "this lead is settled" not in verdict
+
+
+def test_a_warning_for_many_arms_names_the_first():
+    rows = [row for i in range(8) for row in panel(f"arm{i}", [9.0, 9.1 + i / 100], unigram_entropy=3.24)]
+    (warning,) = [warning for warning in compare(rows).warnings if "stuck" in warning]
+    assert warning.startswith("'arm0', 'arm1', 'arm2', 'arm3', 'arm4', 'arm5' and 2 more: stuck")
+
+
+def tuned(design, grid, **known):
+    """One design over learning rates: ``{lr: losses}``."""
+    return [
+        row
+        for lr, losses in grid.items()
+        for row in panel(f"{design} lr={lr}", losses, design=design, lr=lr, warmup_tokens=1024, **known)
+    ]
+
+
+def test_an_arm_that_its_own_design_beats_at_another_learning_rate_is_marked():
+    # Of A the best is 2.00 at 0.002, inside its grid: 2.049 is near it, 2.06 is not. B is best at the edge of its own.
+    rows = tuned("A", {0.001: [2.049] * 2, 0.002: [2.00] * 2, 0.004: [2.06] * 2})
+    rows += tuned("B", {0.001: [2.5] * 2, 0.002: [2.3] * 2, 0.004: [2.2] * 2})
+    rows += tuned("C", {0.002: [9.0] * 2})  # one learning rate says nothing about others
+    comparison = compare(rows)
+    marks = {arm.arm: arm.marks for arm in comparison.arms if arm.marks}
+    assert marks == {
+        "A lr=0.004": ("learning rate not its own",),
+        "B lr=0.001": ("learning rate not its own",),
+        "B lr=0.002": ("learning rate not its own",),
+        "B lr=0.004": ("learning rate at the edge",),
+    }
+    said = [warning for warning in comparison.warnings if "learning rate" in warning]
+    assert said == [
+        "'A lr=0.004', 'B lr=0.001', 'B lr=0.002': diverged, or is more than 0.05 nats worse than the same design at "
+        "another learning rate or warm-up; judge a design at its best.",
+        "best at the edge of its learning rates, so a better one may lie beyond: 'B lr=0.004' (highest of 3 tried).",
+    ]
+    assert "A lr=0.004 (learning rate not its own) |" in comparison.to_markdown()
+    assert "'A lr=0.002' has the lowest" in comparison.verdict
+    assert "lead over the best of the other designs, 'B lr=0.004' is +0.2000" in comparison.verdict
+    lines = {line["arm"]: line for line in csv.DictReader(io.StringIO(comparison.to_csv()))}
+    found = {arm["arm"]: arm for arm in comparison.to_dict()["arms"]}
+    for name, design, lr, mark in (
+        ("A lr=0.004", "A", 0.004, "learning rate not its own"),
+        ("B lr=0.004", "B", 0.004, "learning rate at the edge"),
+    ):
+        assert (lines[name]["design"], float(lines[name]["lr"]), lines[name]["marks"]) == (design, lr, mark)
+        assert (found[name]["design"], found[name]["lr"], found[name]["marks"]) == (design, lr, [mark])
+
+
+def test_an_arm_that_its_own_design_beats_at_another_warm_up_is_marked():
+    grid = {512: 2.0, 1024: 2.2, 2048: 2.1}
+    rows = [
+        run(f"warmup={tokens}", 0, loss, design="A", lr=0.001, warmup_tokens=tokens) for tokens, loss in grid.items()
+    ]
+    assert {arm.arm: arm.marks for arm in compare(rows).arms} == {
+        "warmup=512": ("warm-up at the edge",),
+        "warmup=1024": ("warm-up not its own",),
+        "warmup=2048": ("warm-up not its own",),
+    }
+
+
+def test_a_learning_rate_that_diverged_was_tried_and_one_that_never_ran_was_not():
+    rows = tuned("A", {0.001: [2.4] * 2, 0.002: [2.0] * 2})
+    diverged = [run("A lr=1", 0, status="diverged", design="A", lr=1.0, warmup_tokens=1024)]
+    assert {arm.arm: arm.marks for arm in compare(rows + diverged).arms} == {
+        "A lr=0.001": ("learning rate not its own",),
+        "A lr=0.002": (),
+        "A lr=1": ("learning rate not its own",),
+    }
+    missing = [replace(row, status="missing") for row in diverged]
+    assert by_name(compare(rows + missing))["A lr=0.002"].marks == ("learning rate at the edge",)
+    assert compare(diverged).arms[0].marks == ()
+
+
+def test_a_sweep_of_one_run_is_told_as_one():
+    comparison = compare(panel("A", [2.34567]))
+    assert comparison.verdict == (
+        "'A' has a mean loss of 2.3457 (n 1 of 1). One seed gives no interval: add seed=0,1,2."
+    )
+    assert comparison.warnings == ()
 
 
 @pytest.mark.parametrize("name, words", [("params", "parameters"), ("flops_per_token", "FLOPs"), ("tokens", "tokens")])
@@ -329,6 +419,11 @@ def test_markdown_snapshot():
         "baseline) is +0.1000 [+0.0752, +0.1248] nats over 3 seeds: the interval excludes zero, this lead is settled "
         "at 95 %. Holm-adjusted p = 0.0033 over 1 comparison with the baseline.\n"
         "\n"
+        "Decisions, differences within 0.03 nats not counting:\n"
+        "\n"
+        "- 'norm=a|b' better than 'norm=pre': supported, the 95 % interval lies beyond 0.\n"
+        "- 'norm=none' better than 'norm=pre': inconclusive, 0 paired seeds give no interval.\n"
+        "\n"
         "Warnings:\n"
         "\n"
         "- 'norm=none' seed 0 (run norm=none-0) diverged: loss is nan.\n"
@@ -336,6 +431,46 @@ def test_markdown_snapshot():
         "- 'norm=none' seed 2 (run norm=none-2) diverged: loss is nan.\n"
         "- parameters differ from the baseline's 1.02M by more than 2 %: 'norm=a|b' +9576.3 % (98.7M).\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("gains", "margin", "verdict"),
+    [
+        ([0.10, 0.11, 0.09, 0.10, 0.12], 0.03, "supported"),
+        ([-0.10, -0.11, -0.09, -0.10, -0.12], 0.03, "contradicted"),
+        ([0.01, -0.01, 0.005, -0.005, 0.0], 0.03, "no-effect"),
+        ([0.01, -0.01, 0.005, -0.005, 0.0], 0.003, "inconclusive"),
+        ([0.10, 0.11, 0.02], 0.03, "inconclusive"),  # three seeds, and the effect is less than five deviations
+        ([0.1, 0.1, 0.1, 0.1, 0.1], 0.03, "inconclusive"),  # by hand the same at every seed
+        ([0.1], 0.03, "inconclusive"),
+    ],
+)
+def test_arms_are_decided_by_the_rule_and_its_margin(gains, margin, verdict):
+    start = [4.0 + seed / 8 for seed in range(len(gains))]
+    rows = panel("base", start) + panel("arm", [loss - gain for loss, gain in zip(start, gains, strict=True)])
+    comparison = compare(rows, margin=margin)
+    base, arm = comparison.arms
+    assert (base.verdict, arm.verdict) == (None, verdict)
+    assert arm.verdict == verdict
+    (line,) = [line for line in csv.DictReader(io.StringIO(comparison.to_csv())) if line["arm"] == "arm"]
+    found = next(one for one in comparison.to_dict()["arms"] if one["arm"] == "arm")
+    assert line["verdict"] == found["verdict"] == verdict and comparison.to_dict()["margin"] == margin
+    assert f"- 'arm' better than 'base': {verdict}, " in comparison.to_markdown()
+    assert f"'arm' better than 'base': {verdict}, " in " ".join(text_of(comparison).split())
+    if verdict == "inconclusive" and len(gains) == 3:
+        assert line["verdict_seeds"] == "5" and "about 5 seeds in all would settle it." in comparison.to_markdown()
+
+
+def test_what_cannot_be_judged_is_not_decided():
+    start = [4.0, 4.1, 4.2, 4.3, 4.4, 4.5]
+    better = [loss - 0.1 - seed / 1000 for seed, loss in enumerate(start)]
+    assert compare(panel("base", start) + panel("arm", better)).arms[1].verdict == "supported"
+    broken = [*panel("arm", better[:5]), run("arm", 5, status="diverged")]
+    stuck = panel("arm", better, unigram_entropy=3.0)
+    edge = [*panel("arm", better, design="d", lr=0.1), *panel("low", start, design="d", lr=0.01)]
+    for rows, said in ((broken, "did not finish"), (stuck, "marked stuck"), (edge, "learning rate at the edge")):
+        arm = compare(panel("base", start) + rows).arms[1]
+        assert arm.verdict == "inconclusive" and arm.why is not None and said in arm.why
 
 
 def test_json_is_strict_and_holds_every_run():
@@ -364,40 +499,36 @@ def test_csv_has_one_line_per_arm_and_leaves_unknowns_empty():
     assert (a["baseline"], b["baseline"]) == ("True", "False")
 
 
-def test_rich_table_shows_the_markdown_cells_within_100_columns():
+def test_rich_table_shows_the_markdown_cells_within_80_columns():
     rows = known_rows()
-    rows += panel(
-        "norm=double ffn=swiglu stability=[qk_norm,z_loss] pos=rope",
-        [9.9, 10.4, 112.5],
-        params=479_000_000,
-        flops_per_token=2.9e9,
-        tokens_per_s=1_234_567,
-        tokens=409_600,
-        note="learning rate not its own",
-    )
+    long = "norm=double ffn=swiglu stability=[qk_norm,z_loss] schedule.warmup_tokens=10240 optim.lr=0.004"
+    rows += panel(long, [9.9, 10.4, 112.5], params=479_000_000, flops_per_token=2.9e9, tokens=409_600)
     rows += [run("bold=[red]x[/red]", seed, status=status) for seed, status in enumerate(["interrupted", "failed"])]
     comparison = compare(rows)
-    text = text_of(comparison)
-    assert max(len(line) for line in text.splitlines()) <= 100
-    assert "…" not in text
-    cells = [
-        "2.3000 ±0.2370",
-        "-0.1000 [-0.1248, -0.0752]",
-        "12,346",
-        "1,234,567",
-        "2,900",
-        "1 interrupted",
-        "baseline",
-    ]
-    double = by_name(comparison)["norm=double ffn=swiglu stability=[qk_norm,z_loss] pos=rope"].effect
-    cells += [f"{double.mean:+.4f} [{double.low:+.4f}, {double.high:+.4f}]", "[/red]", "bold=[red]"]
-    for cell in cells:
-        assert cell in text
-    flat = " ".join(text.split())
-    assert " ".join(comparison.verdict.split()) in flat
-    for warning in comparison.warnings:
-        assert warning in flat
-    assert "validation loss, nats per token, lower is better" in text
+    double = by_name(comparison)[long].effect
+    cells = ["2.3000", "±0.2370", "-0.1000", "[-0.1248, -0.0752]", "12,346", "2,900", "1 interrupted", "baseline"]
+    cells += [f"{double.mean:+.4f}", f"[{double.low:+.4f}, {double.high:+.4f}]"]
+    for width in (80, 100, 160):
+        text = text_of(comparison, width)
+        assert max(len(line) for line in text.splitlines()) <= width
+        assert "…" not in text
+        for cell in cells:
+            assert cell in text
+        # No piece between two marks of punctuation is broken.
+        for piece in ("norm=double", "ffn=swiglu", "warmup_", "10240", "0.004", "[red]x[/", "qk_"):
+            assert piece in text
+        flat = " ".join(text.split())
+        assert " ".join(comparison.verdict.split()) in flat
+        for warning in comparison.warnings:
+            assert warning in flat
+        assert "validation loss, nats per token, lower is better" in text
+
+
+def test_a_name_breaks_at_spaces_and_only_a_word_that_is_too_long_at_its_punctuation():
+    name = ArmName("norm=post optim.lr=0.004 schedule.warmup_tokens=10240 (stuck)")
+    assert name.lines(28) == ["norm=post optim.lr=0.004", "schedule.warmup_tokens=10240", "(stuck)"]
+    assert name.lines(16) == ["norm=post", "optim.lr=0.004", "schedule.warmup_", "tokens=10240", "(stuck)"]
+    assert name.lines(100) == [name.text]
 
 
 def test_numbers_that_round_to_zero_have_no_minus():

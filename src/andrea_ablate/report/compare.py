@@ -15,6 +15,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from andrea_ablate.analysis.rules import Decision, Verdict, superiority
 from andrea_ablate.analysis.stats import Effect, Estimate, holm, mean_interval, paired_effect, seeds_needed
 from andrea_ablate.registry import ConfigError, nearest
 from andrea_ablate.tracking.store import write_atomic
@@ -24,9 +25,14 @@ if TYPE_CHECKING:
 
 CONFIDENCE = 0.95
 STUCK_NATS = 0.15  # an arm this close to the unigram entropy has learned token frequencies and little else
+TUNED_NATS = 0.05  # an arm further above its design's best over learning rate and warm-up is not at its own
+TUNING = {"lr": "learning rate", "warmup_tokens": "warm-up"}
 BUDGET_TOLERANCE = 0.02
+MARGIN_NATS = 0.03  # differences within it do not matter, at the smallest sizes
+NAMED = 6  # arms that one warning names
 STATUSES = ("finished", "diverged", "failed", "interrupted", "missing")
 TITLE = "validation loss, nats per token, lower is better"
+SETTLED = "this lead is settled at 95 %"
 COLUMNS = ("rank", "arm", "loss", "difference to baseline", "params", "MFLOP/token", "tokens/s", "runs")
 
 
@@ -37,6 +43,9 @@ class RunRow:
     arm: str
     seed: int
     status: str  # one of STATUSES
+    design: str = ""  # the arm without what tunes it, learning rate and warm-up; empty where the arm is its own design
+    lr: float | None = None
+    warmup_tokens: int | None = None
     reason: str = ""
     run_id: str = ""
     val_loss: float | None = None  # nats per token
@@ -51,7 +60,6 @@ class RunRow:
     initial_loss: float | None = None  # nats per token
     unigram_entropy: float | None = None  # nats per token, of the corpus
     paths: Mapping[str, Any] = field(default_factory=dict)  # op -> implementation that really ran
-    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -75,13 +83,28 @@ class ArmSummary:
     train_s: float | None
     initial_loss: float | None  # mean
     unigram_entropy: float | None
-    marks: tuple[str, ...]  # 'stuck' and the notes of its runs
+    design: str
+    lr: float | None
+    warmup_tokens: int | None
+    marks: tuple[str, ...]  # why its loss does not judge its design: stuck, or not tuned (`_with_tuning_marks`)
+    verdict: str | None = None  # of analysis.rules on "it is better than the baseline"; None for the baseline
+    why: str | None = None  # one clause
+    verdict_seeds: int | None = None  # in all, that would settle an inconclusive verdict; None where unknown
 
     @property
     def runs(self) -> str:
         """E.g. ``n 1 of 3, 1 diverged, 1 failed``."""
         others = [f"{count} {status}" for status, count in self.counts.items() if status != "finished"]
         return ", ".join([f"n {self.loss.n} of {self.planned}", *others])
+
+
+@dataclass(frozen=True)
+class Lead:
+    """The best arm, its nearest rival, and how far it is ahead of it."""
+
+    best: ArmSummary
+    rival: ArmSummary
+    effect: Effect  # loss of the rival minus that of the best, paired
 
 
 @dataclass(frozen=True)
@@ -93,11 +116,37 @@ class Comparison:
     verdict: str
     warnings: tuple[str, ...]
     rows: tuple[RunRow, ...]
+    margin: float  # nats, of the arms' verdicts
 
     @property
     def ranked(self) -> tuple[ArmSummary, ...]:
         """Arms by rank, then in the order of the sweep; those without a finished run last."""
         return tuple(sorted(self.arms, key=lambda arm: math.inf if arm.rank is None else arm.rank))
+
+    @property
+    def losses(self) -> dict[str, dict[int, float]]:
+        """Validation loss by arm and seed, of the finished runs."""
+        losses: dict[str, dict[int, float]] = {arm.arm: {} for arm in self.arms}
+        for row in _finished(self.rows):
+            if row.val_loss is not None:
+                losses[row.arm][row.seed] = row.val_loss
+        return losses
+
+    @property
+    def lead(self) -> Lead | None:
+        """None with fewer than two arms that have a finished run. A rival is another design where there is one."""
+        ranked = [arm for arm in self.ranked if arm.rank is not None]
+        if len(ranked) < 2:
+            return None
+        best = ranked[0]
+        rival = next((arm for arm in ranked if arm.design != best.design), ranked[1])
+        losses = self.losses
+        return Lead(best, rival, paired_effect(losses[rival.arm], losses[best.arm], CONFIDENCE))
+
+    @property
+    def settled(self) -> bool:
+        """Whether the verdict calls the lead settled."""
+        return SETTLED in self.verdict
 
     @property
     def title(self) -> str:
@@ -111,6 +160,21 @@ class Comparison:
         starred = any(arm.rank is not None and not arm.complete for arm in self.arms)
         return "* mean of the finished runs only, not of all planned ones" if starred else ""
 
+    @property
+    def decisions(self) -> list[str]:
+        """A sentence per arm: whether it is better than the baseline, and what would settle it; by rank."""
+        return [
+            f"'{arm.arm}' better than '{self.baseline}': {arm.verdict}, {arm.why}"
+            + (f"; about {arm.verdict_seeds} seeds in all would settle it." if arm.verdict_seeds else ".")
+            for arm in self.ranked
+            if arm.verdict
+        ]
+
+    @property
+    def decisions_title(self) -> str:
+        """What the decisions are about, or an empty string where there are none."""
+        return f"Decisions, differences within {self.margin:g} nats not counting:" if self.decisions else ""
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values that strict JSON takes; a number that is not finite is None, its run's status says why."""
         return {
@@ -118,6 +182,7 @@ class Comparison:
             "unit": "nats per token",
             "confidence": CONFIDENCE,
             "baseline": self.baseline,
+            "margin": self.margin,
             "verdict": self.verdict,
             "warnings": list(self.warnings),
             "arms": [_plain(asdict(arm)) for arm in self.arms],
@@ -134,46 +199,53 @@ class Comparison:
         return out.getvalue()
 
     def to_markdown(self) -> str:
-        """Title, table, verdict and warnings."""
+        """Title, table, verdict, decisions and warnings."""
         table = [COLUMNS, tuple("---" for _ in COLUMNS)]
         table += [tuple(re.sub(r"([|*])", r"\\\1", cell) for cell in _cells(arm)) for arm in self.ranked]
         lines = [f"**{self.title}**", "", *(f"| {' | '.join(line)} |" for line in table)]
         if self.footnote:
             lines += ["", f"\\{self.footnote}"]
         lines += ["", self.verdict]
+        if self.decisions:
+            lines += ["", self.decisions_title, "", *(f"- {decision}" for decision in self.decisions)]
         if self.warnings:
             lines += ["", "Warnings:", "", *(f"- {warning}" for warning in self.warnings)]
         return "\n".join(lines) + "\n"
 
     def render(self) -> RenderableType:
-        """A rich table that fits in 100 columns, then the verdict and the warnings."""
+        """A rich table that fits in 80 columns, then the verdict, the decisions and the warnings."""
         from rich.box import SIMPLE_HEAD
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text
 
+        from andrea_ablate.report.cells import ArmName
+
         table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
         for column in COLUMNS:
             left = column in ("rank", "arm", "runs")
             table.add_column(
-                column.replace("/", "\n/"),
+                re.sub(r" (?=to )|(?=/)", "\n", column),
                 justify="left" if left else "right",
                 no_wrap=column != "arm",
                 overflow="fold",
             )
         for arm in self.ranked:
-            *cells, runs = _cells(arm)
-            # Text, because [qk_norm] in a name would be read as markup.
-            table.add_row(*map(Text, cells), Text(runs.replace(", ", "\n")))
+            rank, name, *numbers, runs = _cells(arm)
+            intervals_below = (re.sub(r" (?=[±[])", "\n", number) for number in numbers)
+            table.add_row(rank, ArmName(name), *map(Text, intervals_below), runs.replace(", ", "\n"))
         parts: list[RenderableType] = [Text(self.title, style="bold"), table]
         if self.footnote:
             parts.append(Text(self.footnote, style="dim"))
         parts += [Text(f"\n{self.verdict}")]
+        if self.decisions:
+            parts += [Text(f"\n{self.decisions_title}"), *(Text(f"- {decision}") for decision in self.decisions)]
+            parts.append(Text(""))
         parts += [Text(f"warning: {warning}", style="yellow") for warning in self.warnings]
         return Group(*parts)
 
 
-def compare(rows: Sequence[RunRow], *, baseline: str | None = None) -> Comparison:
+def compare(rows: Sequence[RunRow], *, baseline: str | None = None, margin: float = MARGIN_NATS) -> Comparison:
     """Summarise each arm over its seeds and compare it with the baseline, seed by seed.
 
     A finished run whose loss is missing counts as failed, one whose loss is not finite as diverged. Of two runs of one
@@ -182,6 +254,7 @@ def compare(rows: Sequence[RunRow], *, baseline: str | None = None) -> Compariso
     Args:
         rows: one per planned run; arms keep the order in which they appear.
         baseline: the arm that differences are taken to; the first one unless named.
+        margin: differences of the loss within it do not matter, nats per token, > 0.
     Raises: ConfigError without rows, or for a baseline that is not an arm.
     """
     if not rows:
@@ -200,9 +273,13 @@ def compare(rows: Sequence[RunRow], *, baseline: str | None = None) -> Compariso
     p_holm = dict(zip(effects, holm([effect.p for effect in effects.values()]), strict=True))
     estimates = {name: mean_interval(losses[name].values(), CONFIDENCE) for name in names}
     means = [estimate.mean for estimate in estimates.values() if estimate.mean is not None]
-    arms = tuple(_summary(kept[name], estimates[name], means, effects.get(name), p_holm.get(name)) for name in names)
-    found = Comparison(arms, base, "", (), tuple(row for runs in kept.values() for row in runs))
-    return replace(found, verdict=_verdict(found, losses), warnings=(*twice, *_warnings(found, kept)))
+    arms = _with_tuning_marks(
+        [_summary(kept[name], estimates[name], means, effects.get(name), p_holm.get(name)) for name in names]
+    )
+    reference = next(arm for arm in arms if arm.arm == base)
+    arms = tuple(arm if arm is reference else _decided(arm, reference, losses, margin) for arm in arms)
+    found = Comparison(arms, base, "", (), tuple(row for runs in kept.values() for row in runs), margin)
+    return replace(found, verdict=_verdict(found), warnings=(*twice, *_warnings(found, kept)))
 
 
 def save(comparison: Comparison, folder: Path) -> None:
@@ -211,6 +288,22 @@ def save(comparison: Comparison, folder: Path) -> None:
     write_atomic(folder / "comparison.json", text + "\n")
     write_atomic(folder / "comparison.csv", comparison.to_csv())
     write_atomic(folder / "comparison.md", comparison.to_markdown())
+
+
+def load(folder: Path) -> Comparison:
+    """The comparison that `save` wrote, its arms computed anew from its runs.
+
+    Raises: ConfigError where there is none that this version can read.
+    """
+    path = folder / "comparison.json"
+    try:
+        saved = json.loads(path.read_bytes())
+        found = compare([RunRow(**row) for row in saved["runs"]], baseline=saved["baseline"])
+        return replace(found, verdict=saved["verdict"], warnings=tuple(saved["warnings"]))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}; give the folder of a sweep") from None
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"{path} is damaged or of another version ({error}); run its sweep again") from None
 
 
 def arm_key(values: Mapping[str, object]) -> str:
@@ -303,8 +396,53 @@ def _summary(
         train_s=_typical(finished, "train_s", statistics.median),
         initial_loss=_typical(runs, "initial_loss", statistics.fmean),
         unigram_entropy=entropy,
-        marks=("stuck",) * stuck + tuple(dict.fromkeys(row.note for row in runs if row.note)),
+        design=runs[0].design or runs[0].arm,
+        lr=runs[0].lr,
+        warmup_tokens=runs[0].warmup_tokens,
+        marks=("stuck",) * stuck,
     )
+
+
+def _designs(arms: Sequence[ArmSummary]) -> list[tuple[ArmSummary, list[ArmSummary]]]:
+    """Per design with a finished run: its best arm, and its arms that ended, which differ in what tunes them alone."""
+    ended: dict[str, list[ArmSummary]] = {}
+    for arm in arms:
+        if arm.loss.n or arm.counts.get("diverged"):
+            ended.setdefault(arm.design, []).append(arm)
+    grids = [grid for grid in ended.values() if any(arm.loss.n for arm in grid)]
+    return [(min(grid, key=lambda arm: math.inf if arm.loss.mean is None else arm.loss.mean), grid) for grid in grids]
+
+
+def _with_tuning_marks(arms: Sequence[ArmSummary]) -> tuple[ArmSummary, ...]:
+    """Mark arms that their own design beats at another learning rate or warm-up, and bests at the edge of the grid."""
+    marks: dict[str, list[str]] = {}
+    for best, grid in _designs(arms):
+        assert best.loss.mean is not None
+        for arm in grid:
+            if arm.loss.mean is None or arm.loss.mean - best.loss.mean > TUNED_NATS:
+                differs = [words for name, words in TUNING.items() if getattr(arm, name) != getattr(best, name)]
+                marks[arm.arm] = [f"{words} not its own" for words in differs[:1]]
+        marks[best.arm] = [f"{TUNING[name]} at the edge" for name in TUNING if _edge(best, grid, name)]
+    return tuple(replace(arm, marks=(*arm.marks, *marks.get(arm.arm, ()))) for arm in arms)
+
+
+def _edge(best: ArmSummary, grid: Sequence[ArmSummary], name: str) -> str:
+    """``highest of 3`` or ``lowest of 3`` where the best arm has an outermost value of its design, else nothing."""
+    values = sorted({getattr(arm, name) for arm in grid} - {None})
+    if len(values) < 2 or getattr(best, name) not in (values[0], values[-1]):
+        return ""
+    return f"{'lowest' if getattr(best, name) == values[0] else 'highest'} of {len(values)}"
+
+
+def _decided(arm: ArmSummary, base: ArmSummary, losses: Mapping[str, Mapping[int, float]], margin: float) -> ArmSummary:
+    """The arm with the rule's verdict; one that rests on arms that cannot be judged becomes inconclusive."""
+    found = superiority(losses[arm.arm], losses[base.arm], margin=margin)
+    doubts = [f"'{one.arm}' is marked {mark}" for one in (arm, base) for mark in one.marks]
+    doubts += ["runs that did not finish are not in it"] * (not (arm.complete and base.complete))
+    doubts += ["the difference is the same at every seed"] * (found.effect.sd == 0)
+    if doubts and found.verdict is not Verdict.INCONCLUSIVE:
+        found = Decision(Verdict.INCONCLUSIVE, found.effect, f"{found.why}, but {doubts[0]}")
+    return replace(arm, verdict=str(found.verdict), why=found.why, verdict_seeds=found.seeds)
 
 
 # --- sentences
@@ -318,35 +456,40 @@ def _more_seeds(*arms: ArmSummary) -> str:
     return "add seed=0,1,2" if all(arm.planned == 1 for arm in arms) else "at least two seeds must finish in both arms"
 
 
-def _verdict(found: Comparison, losses: Mapping[str, Mapping[int, float]]) -> str:
+def _verdict(found: Comparison) -> str:
     ranked = [arm for arm in found.ranked if arm.rank is not None]
     if not ranked:
         return "No run finished, so there is nothing to rank."
     best, *others = ranked
-    lowest = f"'{best.arm}'{' (the baseline)' if best.arm == found.baseline else ''} has the lowest mean loss, "
-    if best.complete:
-        sentences = [f"{lowest}{best.loss.mean:.4f} ({best.runs})."]
-    else:
-        sentences = [f"{lowest}{best.loss.mean:.4f}, but over its finished runs only ({best.runs})."]
+    lead = found.lead
+    rival = lead.rival if lead else None
+    base = " (the baseline)" if best.arm == found.baseline else ""
+    start = (
+        f"'{best.arm}'{base} has the lowest mean loss" if len(found.arms) > 1 else f"'{best.arm}' has a mean loss of"
+    )
+    over = f"({best.runs})" if best.complete else f"but over its finished runs only ({best.runs})"
+    sentences = [f"{start}{',' * (len(found.arms) > 1)} {best.loss.mean:.4f}{',' * (not best.complete)} {over}."]
     if "stuck" in best.marks:
-        sentences.append("It is stuck near the unigram entropy, so this order says little about the designs.")
-    if others:
-        sentences.append(_lead(found, best, others[0], paired_effect(losses[others[0].arm], losses[best.arm])))
+        sentences.append("It is stuck at the unigram entropy or above, so this says little about the designs.")
+    if lead:
+        runner = "runner-up" if rival is others[0] else "best of the other designs,"
+        sentences.append(_lead(found, best, lead.rival, runner, lead.effect))
     else:
-        sentences.append("No other arm has a finished run to compare it with.")
+        if len(found.arms) > 1:
+            sentences.append("No other arm has a finished run to compare it with.")
         if best.loss.n == 1:
             sentences.append(f"One seed gives no interval: {_more_seeds(best)}.")
     if best.effect is not None:
-        sentences.append(_against_baseline(found, best, runner_up=others[0].arm if others else None))
+        sentences.append(_against_baseline(found, best, runner_up=rival.arm if rival else None))
     whole = next((arm for arm in others if arm.complete), None)
     if whole and not best.complete:
         sentences.append(f"Among the arms whose runs all finished '{whole.arm}' is lowest, {whole.loss.mean:.4f}.")
     return " ".join(filter(None, sentences))
 
 
-def _lead(found: Comparison, best: ArmSummary, second: ArmSummary, lead: Effect) -> str:
+def _lead(found: Comparison, best: ArmSummary, second: ArmSummary, runner: str, lead: Effect) -> str:
     """The paired lead of the best arm, positive when it is ahead on the seeds that both finished."""
-    runner = f"the runner-up '{second.arm}'{' (the baseline)' if second.arm == found.baseline else ''}"
+    runner = f"the {runner} '{second.arm}'{' (the baseline)' if second.arm == found.baseline else ''}"
     if lead.mean is None:
         return f"No seed finished in both it and {runner}, so nothing is paired and their order is not settled."
     if lead.n == 1:
@@ -367,9 +510,12 @@ def _lead(found: Comparison, best: ArmSummary, second: ArmSummary, lead: Effect)
             f"{start}the interval includes zero, not settled at {_seeds(lead.n)}; {about} seeds would narrow the "
             "interval to plus or minus half the lead."
         )
-    if best.complete and second.complete:
-        return f"{start}the interval excludes zero, this lead is settled at 95 %."
-    return f"{start}the interval excludes zero, but runs that did not finish are not in it, so it is not settled."
+    if not (best.complete and second.complete):
+        return f"{start}the interval excludes zero, but runs that did not finish are not in it, so it is not settled."
+    if "stuck" in second.marks:
+        both = "both arms are stuck" if "stuck" in best.marks else "the other arm is stuck"
+        return f"{start}the interval excludes zero, but {both}, so between the designs nothing is settled."
+    return f"{start}the interval excludes zero, {SETTLED}."
 
 
 def _against_baseline(found: Comparison, best: ArmSummary, runner_up: str | None) -> str:
@@ -401,19 +547,19 @@ def _warnings(found: Comparison, kept: Mapping[str, Sequence[RunRow]]) -> list[s
                 f"'{row.arm}' seed {row.seed}{run} {'is ' * (row.status == 'missing')}{row.status}"
                 f"{': ' * bool(reason)}{reason}."
             )
-    for arm in found.arms:
-        if arm.loss.n == 1:
-            warnings.append(f"'{arm.arm}': one seed gives no interval.")
-        if "stuck" in arm.marks:
-            warnings.append(
-                f"'{arm.arm}' is stuck: its mean loss is within {STUCK_NATS} nats of the unigram entropy, "
-                f"{arm.unigram_entropy:.4f}, or above it; it did not train, so its design is not judged."
-            )
-        if arm.effect and arm.effect.sd == 0 and arm.effect.mean:
-            warnings.append(
-                f"'{arm.arm}' differs from the baseline by the same amount at every seed: the seeds had no "
-                "effect, and an interval of no width is no evidence."
-            )
+    if len(found.arms) > 1:  # of one arm the verdict says it
+        warnings += _said_of("one seed gives no interval", [arm for arm in found.arms if arm.loss.n == 1])
+    warnings += _said_of(
+        f"stuck at the unigram entropy or above (counted from {STUCK_NATS} nats below it): it did not train, so its "
+        "design is not judged",
+        [arm for arm in found.arms if "stuck" in arm.marks],
+    )
+    warnings += _tuning_warnings(found)
+    warnings += _said_of(
+        "differs from the baseline by the same amount at every seed: the seeds had no effect, and an interval of no "
+        "width is no evidence",
+        [arm for arm in found.arms if arm.effect and arm.effect.sd == 0 and arm.effect.mean],
+    )
     warnings += _seed_warnings(found, kept)
     for name, words, text in (
         ("params", "parameters", _si),
@@ -430,6 +576,27 @@ def _warnings(found: Comparison, kept: Mapping[str, Sequence[RunRow]]) -> list[s
             f"arms do not share one corpus and tokenizer (unigram entropy: {listed}): their losses in nats "
             "per token cannot be compared."
         )
+    return warnings
+
+
+def _said_of(what: str, arms: Sequence[ArmSummary]) -> list[str]:
+    """One warning for all the arms that it is true of; the table shows which, so a long list is cut short."""
+    named = ", ".join(f"'{arm.arm}'" for arm in arms[:NAMED])
+    more = f" and {len(arms) - NAMED} more" if len(arms) > NAMED else ""
+    return [f"{named}{more}: {what}."] if arms else []
+
+
+def _tuning_warnings(found: Comparison) -> list[str]:
+    warnings = _said_of(
+        f"diverged, or is more than {TUNED_NATS} nats worse than the same design at another learning rate or warm-up; "
+        "judge a design at its best",
+        [arm for arm in found.arms if any(mark.endswith("not its own") for mark in arm.marks)],
+    )
+    for name, words in TUNING.items():
+        edges = {best.arm: _edge(best, grid, name) for best, grid in _designs(found.arms)}
+        listed = ", ".join(f"'{arm}' ({edge} tried)" for arm, edge in edges.items() if edge)
+        if listed:
+            warnings.append(f"best at the edge of its {words}s, so a better one may lie beyond: {listed}.")
     return warnings
 
 
@@ -562,7 +729,10 @@ def _csv_fields(arm: ArmSummary) -> dict[str, Any]:
         },
         "initial_loss": arm.initial_loss,
         "unigram_entropy": arm.unigram_entropy,
+        **{key: getattr(arm, key) for key in ("design", *TUNING)},
         "marks": "; ".join(arm.marks),
+        "verdict": arm.verdict,
+        "verdict_seeds": arm.verdict_seeds,
     }
 
 

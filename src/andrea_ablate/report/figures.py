@@ -1,0 +1,257 @@
+"""What a report draws: figures as plain values, from a comparison and the records of its runs."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from andrea_ablate.analysis.spikes import Spike
+from andrea_ablate.registry import ConfigError
+from andrea_ablate.report.compare import ArmSummary, Comparison
+from andrea_ablate.report.curves import not_finite, over_seeds, points, thin
+from andrea_ablate.tracking.store import Store, StoreError
+
+LOSS = "nats per token"
+CURVES = {"train/loss": "training loss", "val/loss": "validation loss"}
+NEAR = 0.5  # nats above the best that the closer view of the learning rates shows
+COSTS = (
+    ("params", "parameters"),
+    ("flops_per_token", "training FLOPs per token"),
+    ("tokens_per_s", "tokens per second (median over seeds)"),
+)
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """What the store has of one run; empty where it has nothing."""
+
+    record: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    curves: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)  # metric -> (step, value)
+
+    @property
+    def spikes(self) -> list[Spike]:
+        return [Spike(**spike) for spike in self.record.get("spikes", ())]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure. `content` is what the page's script draws; `arms` are those that it is made from."""
+
+    id: str
+    title: str
+    caption: str
+    kind: str  # xy or forest
+    content: Any
+    arms: tuple[str, ...]
+
+
+def read_runs(comparison: Comparison, store: Store) -> tuple[dict[str, StoredRun], list[str]]:
+    """The stored runs by id, and a warning for each that is not there or cannot be read."""
+    runs, warnings = {}, []
+    for row in comparison.rows:
+        if not row.run_id:
+            continue
+        try:
+            record = store.record(row.run_id)
+            if record is None:
+                warnings.append(f"run {row.run_id} is not in {store.root}: it has no curve and no spikes here.")
+                continue
+            rows = store.metrics(row.run_id)
+            curves = {key: points(rows, key) for key in CURVES}
+            runs[row.run_id] = StoredRun(record, store.config(row.run_id), curves)
+        except (ConfigError, StoreError) as error:
+            warnings.append(f"run {row.run_id} is left out of curves and spikes: {error}.")
+    return runs, warnings
+
+
+def figures(comparison: Comparison, runs: Mapping[str, StoredRun]) -> list[Figure]:
+    """All figures that there is something to draw in."""
+    styles = {arm.arm: index for index, arm in enumerate(comparison.arms)}
+    found = (
+        _curves(comparison, runs, styles),
+        _forest(comparison, styles),
+        _learning_rates(comparison),
+        _costs(comparison, styles),
+    )
+    return [figure for figure in found if figure is not None]
+
+
+def command(comparison: Comparison, arm: str, runs: Mapping[str, StoredRun]) -> str:
+    """The command that trains the runs of an arm, or finds them trained."""
+    rows = [row for row in comparison.rows if row.arm == arm]
+    first = rows[0]
+    design = "" if first.design == "default" else first.design
+    words = re.split(r" (?=[+~]*[\w./@]+=)", design) if design else []
+    if first.lr is not None:
+        words.append(f"optim.lr={first.lr!r}")
+    warmup = runs.get(first.run_id, StoredRun()).config.get("schedule", {}).get("warmup_tokens")
+    if warmup is not None:
+        words.append(f"schedule.warmup_tokens={warmup}")
+    seeds = ",".join(str(row.seed) for row in rows)
+    return shlex.join(["python", "-m", "andrea_ablate", "-m", *words, f"seed={seeds}"])
+
+
+def _number(value: float | None) -> float | None:
+    """Six digits, as many as a figure can show; None for what is not finite."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
+
+
+def _numbers(values: Iterable[float | None]) -> list[float | None]:
+    return [_number(value) for value in values]
+
+
+def _curves(comparison: Comparison, runs: Mapping[str, StoredRun], styles: Mapping[str, int]) -> Figure | None:
+    views = []
+    drawn: dict[str, None] = {}
+    for key, name in CURVES.items():
+        series = []
+        for arm in comparison.ranked:  # of many arms the page shows the first ones until asked for more
+            ids = [row.run_id for row in comparison.rows if row.arm == arm.arm and row.run_id in runs]
+            seeds = {run_id: runs[run_id].curves[key] for run_id in ids}
+            if not any(seeds.values()):
+                continue
+            curve = thin(over_seeds(list(seeds.values())))
+            marks = [mark for run_id in ids for mark in _marks(run_id, runs[run_id], seeds[run_id], key)]
+            series.append(
+                {
+                    "name": arm.arm,
+                    "style": styles[arm.arm],
+                    "x": curve.steps.tolist(),
+                    **{side: _numbers(getattr(curve, side).tolist()) for side in ("mean", "low", "high")},
+                    "marks": marks,
+                }
+            )
+            drawn[arm.arm] = None
+        if series:
+            last = max(one["x"][-1] for one in series)
+            zooms = [
+                {"name": "whole run"},
+                {"name": "last half", "x0": last / 2},
+                {"name": "last tenth", "x0": 0.9 * last},
+            ]
+            start = max((one["high"][0] for one in series if one["high"][0] is not None), default=None)
+            if (
+                start is not None
+                and max(high for one in series for high in one["high"] if high is not None) > 1.5 * start
+            ):
+                zooms.insert(0, {"name": "up to the first loss", "y1": start})
+            view = {"name": name, "x": "step", "y": f"{name}, {LOSS}", "band": "area", "zooms": zooms}
+            views.append({**view, "series": series})
+    caption = (
+        "Line: mean over the seeds that reached the step; band: lowest to highest seed. Triangles are spikes, crosses "
+        "steps whose loss was not finite, squares the last step of a run that did not finish."
+    )
+    return Figure("curves", "Loss curves", caption, "xy", views, tuple(drawn)) if views else None
+
+
+def _marks(run_id: str, run: StoredRun, seed: Sequence[tuple[int, float]], key: str) -> list[dict[str, Any]]:
+    marks: list[dict[str, Any]] = [
+        {
+            "kind": "not finite",
+            "x": first,
+            "y": None,
+            "text": f"{run_id}: not finite, step {first}" + f" to {last}" * (last > first),
+        }
+        for first, last in not_finite(seed)
+    ]
+    if key == "train/loss":
+        marks += [
+            {
+                "kind": "spike",
+                "x": spike.peak,
+                "y": _number(spike.baseline + spike.height),
+                "text": f"{run_id}: spike at step {spike.start}, height {spike.height:.3f}",
+            }
+            for spike in run.spikes
+        ]
+        status = run.record.get("status", "")
+        if seed and status != "finished":
+            step, value = seed[-1]
+            marks.append(
+                {"kind": "end", "x": step, "y": _number(value), "text": f"{run_id}: {status} after step {step}"}
+            )
+    return marks
+
+
+def _forest(comparison: Comparison, styles: Mapping[str, int]) -> Figure | None:
+    rows = [
+        {
+            "name": arm.arm,
+            "style": styles[arm.arm],
+            **{side: getattr(arm.effect, side) for side in ("mean", "low", "high", "n")},
+            "p_holm": arm.p_holm,
+        }
+        for arm in comparison.ranked
+        if arm.effect is not None
+    ]
+    caption = (
+        f"Paired difference of the validation loss to the baseline '{comparison.baseline}', seed by seed, with its "
+        "95 % interval; left of zero is better than the baseline. p is adjusted by Holm's method."
+    )
+    content = {"x": f"difference to '{comparison.baseline}', {LOSS}", "rows": rows}
+    arms = tuple(arm.arm for arm in comparison.arms)
+    return Figure("effects", "Effects against the baseline", caption, "forest", content, arms) if rows else None
+
+
+def _learning_rates(comparison: Comparison) -> Figure | None:
+    grids: dict[tuple[str, int | None], list[ArmSummary]] = {}
+    for arm in comparison.arms:
+        if arm.lr is not None:
+            grids.setdefault((arm.design, arm.warmup_tokens), []).append(arm)
+    swept = {key: sorted(arms, key=lambda arm: arm.lr or 0) for key, arms in grids.items() if len(arms) > 1}
+    if not swept:
+        return None
+    several_warmups = len({design for design, _ in swept}) < len(swept)
+    series = []
+    for style, ((design, warmup), arms) in enumerate(swept.items()):
+        marks: list[dict[str, Any]] = [
+            {"kind": "end", "x": arm.lr, "y": _number(arm.loss.mean), "text": f"{arm.arm}: {arm.runs}"}
+            for arm in arms
+            if not arm.complete
+        ]
+        series.append(
+            {
+                "name": design + f" warmup_tokens={warmup}" * several_warmups,
+                "style": style,
+                "x": [arm.lr for arm in arms],
+                **{side: _numbers(getattr(arm.loss, side) for arm in arms) for side in ("mean", "low", "high")},
+                "marks": marks,
+            }
+        )
+    zooms: list[dict[str, Any]] = [{"name": "all"}]
+    means = [arm.loss.mean for arms in swept.values() for arm in arms if arm.loss.mean is not None]
+    if means and max(means) > min(means) + NEAR:
+        zooms.append({"name": f"within {NEAR} nats of the best", "y1": min(means) + NEAR})
+    y = f"validation loss, {LOSS}"
+    view = {"name": "", "x": "learning rate", "log": True, "y": y, "band": "bar", "zooms": zooms, "series": series}
+    caption = "Mean over the finished seeds with its 95 % interval. A square: not every seed finished at this rate."
+    names = tuple(arm.arm for arms in swept.values() for arm in arms)
+    return Figure("rates", "Loss against learning rate", caption, "xy", [view], names)
+
+
+def _costs(comparison: Comparison, styles: Mapping[str, int]) -> Figure | None:
+    views = []
+    for name, words in COSTS:
+        known = [arm for arm in comparison.arms if getattr(arm, name) and arm.loss.mean is not None]
+        series = [
+            {
+                "name": arm.arm,
+                "style": styles[arm.arm],
+                "x": [getattr(arm, name)],
+                **{side: _numbers([getattr(arm.loss, side)]) for side in ("mean", "low", "high")},
+                "marks": [],
+            }
+            for arm in known
+        ]
+        if series:
+            zooms = [{"name": "all"}]
+            view = {"name": words, "x": words, "y": f"validation loss, {LOSS}", "band": "bar", "zooms": zooms}
+            views.append({**view, "series": series})
+    caption = "Mean over the finished seeds with its 95 % interval; down is better, and left but for tokens per second."
+    arms = tuple(arm.arm for arm in comparison.arms if arm.loss.mean is not None)
+    return Figure("costs", "Cost against loss", caption, "xy", views, arms) if views else None
