@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from andrea_ablate.composition import compose
-
-NEAR = 0.05  # nats
+from andrea_ablate.report.compare import TUNED_NATS
 
 
 def summarise(comparison: dict[str, Any]) -> dict[str, Any]:
@@ -20,17 +19,16 @@ def summarise(comparison: dict[str, Any]) -> dict[str, Any]:
     recipe = compose([])
     designs: dict[str, list[dict[str, Any]]] = {}
     for row in comparison["runs"]:
-        values = dict(part.split("=", 1) for part in row["arm"].split())
-        lr, warmup = float(values.pop("optim.lr")), int(values.pop("schedule.warmup_tokens"))
-        design = " ".join(f"{key}={value}" for key, value in values.items())
-        designs.setdefault(design, []).append({"lr": lr, "warmup_tokens": warmup, "val_loss": row["val_loss"]})
+        point = {key: row[key] for key in ("lr", "warmup_tokens", "val_loss")}
+        designs.setdefault(row["design"], []).append(point)
     warmup_tokens = recipe.warmup_steps * recipe.tokens_per_step
     summary = {}
     for design, points in designs.items():
         best = min((p for p in points if p["val_loss"] is not None), key=lambda p: p["val_loss"])
         ours = next(p for p in points if p["lr"] == recipe.optim["lr"] and p["warmup_tokens"] == warmup_tokens)
         gap = ours["val_loss"] - best["val_loss"]
-        summary[design] = {"best": best, "recipe": ours, "gap": round(gap, 4), "near": gap <= NEAR, "grid": points}
+        near = gap <= TUNED_NATS
+        summary[design] = {"best": best, "recipe": ours, "gap": round(gap, 4), "near": near, "grid": points}
     return {"tokens": recipe.trainer.tokens, "seed": recipe.seed, "designs": summary}
 
 

@@ -1,8 +1,9 @@
 """``bench step``: a training step against its matrix products and a bare loop.
 
-Three loops take turns, a few steps each, so that a machine whose speed drifts slows all alike; medians are printed.
-matmul: the linear layers' products alone (forward and two backward) · bare: the same module, optimizer and clipping in
-a plain loop · run: the whole product, with Lightning, data, records and the chosen logger.
+Loops take turns, a few steps each, so that a machine whose speed drifts slows all alike; medians are printed.
+linear: the linear layers' products alone (forward and two backward), in torch's kernels · matmul: these and
+attention's six, over half of the keys, which is what a causal mask leaves · bare: the same module, optimizer and
+clipping in a plain loop · run: the whole product, with Lightning, data, records and the chosen logger.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ WARM_UP = 3
 
 
 def bench_step(cfg: RunConfig, rounds: int, steps: int) -> dict[str, Any]:
-    """Median seconds per step of the three loops over `rounds` turns of `steps` steps each, and their ratios."""
+    """Median seconds per step of the loops over `rounds` turns of `steps` steps each, and their ratios."""
     machine.settle()
     _, corpus = identify(cfg)
     model = TransformerLM(cfg.model, init_seed=cfg.seed)
@@ -47,16 +48,29 @@ def bench_step(cfg: RunConfig, rounds: int, steps: int) -> dict[str, Any]:
     weights = [p.detach() for _, p, role in named_roles(model) if role in MATMUL_ROLES]
     rows = {width: torch.randn(targets.numel(), width) for weight in weights for width in weight.shape}
 
-    def matmul() -> None:
+    def linear() -> None:
         for weight in weights:
             x, dy = rows[weight.shape[1]], rows[weight.shape[0]]
             nn.functional.linear(x, weight)
             torch.mm(dy, weight)
             torch.mm(dy.t(), x)
 
-    times: dict[str, list[float]] = {"matmul": [], "bare": [], "run": []}
+    dims = model.dims
+    heads, keys = shape[0] * dims.n_heads, (shape[1] + 1) // 2
+    q, k = torch.randn(heads, shape[1], dims.d_head), torch.randn(heads, keys, dims.d_head)
+    score = torch.randn(heads, shape[1], keys)
+
+    def matmul() -> None:
+        linear()
+        for _ in range(2 * dims.n_layers):
+            torch.bmm(q, k.transpose(1, 2))  # scores; their gradient from that of the output
+            torch.bmm(score, k)  # the output; the gradient of the queries
+            torch.bmm(score.transpose(1, 2), q)  # the gradients of values and keys
+
+    loops = {"linear": linear, "matmul": matmul, "bare": bare}
+    times: dict[str, list[float]] = {name: [] for name in (*loops, "run")}
     for turn in range(rounds):
-        for name, loop in (("matmul", matmul), ("bare", bare)):
+        for name, loop in loops.items():
             taken = []
             for _ in range(WARM_UP + steps):
                 start = time.perf_counter()
@@ -71,8 +85,11 @@ def bench_step(cfg: RunConfig, rounds: int, steps: int) -> dict[str, Any]:
         "versions": machine.versions(),
         "median_s": median,
         "tokens_per_s": targets.numel() / median["run"],
-        "matmul_share_bare": median["matmul"] / median["bare"],
-        "matmul_share_run": median["matmul"] / median["run"],
+        **{
+            f"{part}_share_{whole}": median[part] / median[whole]
+            for part in ("linear", "matmul")
+            for whole in ("bare", "run")
+        },
         "overhead": median["run"] / median["bare"] - 1,
     }
 
