@@ -18,6 +18,7 @@ NODES = {
     "norm_type": "norm",
     "ffn": "ffn",
     "pos": "pos",
+    "scaling": "scaling",
     "attn": "attn",
     "stability": "stability",
     "init": "init",
@@ -28,6 +29,7 @@ DEFAULTS = {
     "norm_type": "layernorm",
     "ffn": "gelu4x",
     "pos": "rope",
+    "scaling": "none",
     "attn": "mha",
     "init": "gpt2",
 }
@@ -41,7 +43,9 @@ SIZES: dict[str, Any] = {
     "max_seq_len": 12,
     "tie_embeddings": False,
     "linear_bias": False,
+    "head_bias": False,
     "dropout": 0.0,
+    "layer_pattern": ["local"],
 }
 
 
@@ -66,10 +70,12 @@ def design(stability: tuple[str, ...] | dict[str, dict[str, Any]] = (), **change
 
     Args:
         stability: names of tricks, or names with their options.
-        changes: a group's option, a field, or keys to change in a node.
+        changes: a group's option, a field, keys to change in a node, or both: ``pos=("t5", {"buckets": 8})``.
     """
     plain: dict[str, Any] = {**SIZES, "stability": {}}
     for group, option in DEFAULTS.items():
+        if isinstance(changes.get(group), tuple):
+            option, changes[group] = changes[group]
         chosen = changes.pop(group) if isinstance(changes.get(group), str) else option
         plain[NODES[group]] = {**plain.get(NODES[group], {}), **content(group, chosen)}
     for trick in stability:

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from andrea_ablate import ops
 from andrea_ablate.accounting import account
-from andrea_ablate.attention import MultiHeadAttention
+from andrea_ablate.attention import LatentAttention
 from andrea_ablate.composition import compose
 from andrea_ablate.config import ModelConfig
 from andrea_ablate.model import TransformerLM
@@ -102,13 +102,33 @@ def test_cache_bytes_by_hand() -> None:
         assert shared.kv_cache_bytes() * 12 == full.kv_cache_bytes() * heads
 
 
+def test_a_window_bounds_keys_and_cache_by_hand() -> None:
+    """Two of three layers see 128 of 1024 tokens: 4 layers of 1024 and 8 of 128, a sixth less than half of all."""
+    pattern = "model.layer_pattern=[local,local,global]"
+    full = account(of_size("size=andrea_120m"), 1024)
+    windowed = account(of_size("size=andrea_120m", pattern, "model.attn.window=128"), 1024)
+    assert full.flops_forward - windowed.flops_forward == 8 * 2 * 2 * 768 * (1024 - 128)
+    assert windowed.kv_cache_bytes() == 2 * 768 * (4 * 1024 + 8 * 128) * 2 == full.kv_cache_bytes() * 5 // 12
+    short = account(of_size("size=andrea_120m", pattern, "model.attn.window=128"), 64)
+    assert short == account(of_size("size=andrea_120m"), 64)
+
+
+def test_the_cache_of_deepseek_v2_by_hand() -> None:
+    """512 numbers of latent and 64 of shared key per token and layer, for 128 heads of 128 (its section 2.1.4)."""
+    config = design(d_model=5120, n_heads=128, d_head=128, n_layers=60, attn=("mla", {"q_lora_rank": 1536}))
+    assert account(config, 10).kv_cache_elements == 60 * 10 * 576
+    assert account(design(d_model=5120, n_heads=128, d_head=128, n_layers=60), 10).kv_cache_elements == 60 * 10 * 32768
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # the built model
 
 DESIGNS: list[dict[str, Any]] = [
     *({group: option} for group in NODES if group != "stability" for option in options(group)),
     *({"stability": (trick,)} for trick in options("stability")),
-    {"stability": tuple(options("stability")), "norm": "double", "norm_type": "rmsnorm"},
+    {"stability": tuple(options("stability")), "norm": "post", "norm_type": "rmsnorm"},
+    {"stability": ("layerscale", "qk_norm_full"), "block": "parallel2", "attn": "gqa2"},
+    {"stability": {"qk_layernorm": {"bias": True, "gains": "per_head"}, "layerscale": {}}, "attn": "gqa2"},
     {"tie_embeddings": True, "pos": "learned", "vocab_multiple": 16},
     {"linear_bias": True, "ffn": "swiglu", "attn": "gqa2"},
     {"linear_bias": True, "d_head": 7, "pos": "none", "attn": "mqa", "norm": "double"},
@@ -116,6 +136,10 @@ DESIGNS: list[dict[str, Any]] = [
     {"norm": {"bias": False}, "block": "parallel", "n_layers": 1},
     {"norm": "none", "block": "parallel", "n_layers": 3, "d_model": 24, "n_heads": 3},
     {"attn": {"window": 3}, "ffn": {"ratio": "7/3", "multiple": 5}},
+    {"attn": {"window": 3}, "layer_pattern": ["local", "local", "global"], "n_layers": 4},
+    {"attn": {"gate": "headwise", "bias": "qkv", "sinks": True}, "pos": ("t5", {"buckets": 8})},
+    {"attn": {"gate": "elementwise", "n_kv_heads": 2}, "linear_bias": True, "d_head": 6},
+    {"attn": ("mla", {"q_lora_rank": 7, "v_head_dim": 3}), "linear_bias": True, "d_head": 8, "n_heads": 3},
 ]
 
 
@@ -125,7 +149,7 @@ def test_counts_are_those_of_the_built_model(changes: dict[str, Any]) -> None:
     model, counts = TransformerLM(config), account(config, 10)
     named = dict(model.named_parameters())
     assert counts.params == params(model)
-    embedding = [p for name, p in named.items() if name in ("embedding", "head", "pos.vectors")]
+    embedding = [p for name, p in named.items() if name in ("embedding", "head", "pos.vectors", "pos.bucket_bias")]
     assert counts.embedding_params == sum(p.numel() for p in embedding)
     matrices = [p for name, p in named.items() if name.startswith("blocks.") and p.dim() == 2]
     assert counts.block_matrices == sum(p.numel() for p in matrices)
@@ -137,10 +161,18 @@ def test_cache_bytes_are_those_of_the_keys_and_values(changes: dict[str, Any], m
     kept: list[torch.Tensor] = []
 
     def watch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        kept.extend((k, v))
-        return torch.zeros_like(q)
+        if changes.get("attn") != "mla" and not isinstance(changes.get("attn"), tuple):
+            kept.extend(t[:, -(kwargs["window"] or 9) :] for t in (k, v))
+        return q.new_zeros((*q.shape[:-1], v.shape[-1]))
 
-    monkeypatch.setattr("andrea_ablate.attention.attend", watch)
+    def keep_latent(self: LatentAttention, *latent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        kept.extend(latent)
+        return expand(self, *latent)
+
+    expand = LatentAttention.expand
+    monkeypatch.setattr(LatentAttention, "expand", keep_latent)
+    for module in ("multihead", "latent"):
+        monkeypatch.setattr(f"andrea_ablate.attention.{module}.attend", watch)
     config = design(**changes)
     TransformerLM(config)(torch.zeros(3, 9, dtype=torch.long))
     stored = sum(t.numel() * t.element_size() for t in kept)
@@ -151,17 +183,20 @@ def test_cache_bytes_are_those_of_the_keys_and_values(changes: dict[str, Any], m
 def test_flops_are_those_that_torch_counts(changes: dict[str, Any]) -> None:
     config = design(**changes)
     model = TransformerLM(config)
-    for module in model.modules():
-        if isinstance(module, MultiHeadAttention):
-            module.backend = "eager"  # torch counts matrix products of its own operations only
+    outside = 0  # scores beyond a window, which eager computes for nothing
+    for block in model.blocks:
+        block.attn.backend = "eager"  # torch counts matrix products of its own operations only
+        window = getattr(block.attn, "window", None)
+        if window is not None:
+            outside += 2 * 2 * config.n_heads * model.dims.d_head * (11 - window)
     tokens = torch.zeros(3, 11, dtype=torch.long)
     counts = account(config, 11)
     with ops.using("reference"), FlopCounterMode(display=False) as forward:
         sums = model(tokens, tokens)
-    assert forward.get_total_flops() == 33 * counts.flops_forward
+    assert forward.get_total_flops() == 33 * (counts.flops_forward + outside)
     with FlopCounterMode(display=False) as backward:
         (sums.nll + sums.penalty).backward()
-    assert forward.get_total_flops() + backward.get_total_flops() == 33 * counts.flops_train
+    assert forward.get_total_flops() + backward.get_total_flops() == 33 * (counts.flops_train + 3 * outside)
 
 
 def test_padding_the_vocabulary_adds_parameters_and_no_flops() -> None:

@@ -14,10 +14,12 @@ from andrea_ablate import ops
 from andrea_ablate.attention import ATTENTIONS, attend, causal_mask
 from andrea_ablate.model import TransformerLM
 from andrea_ablate.ops import library
+from andrea_ablate.positions import POSITIONS
 from andrea_ablate.registry import ConfigError
-from designs import design
+from designs import design, options
 from oracles import attention as oracle
 
+NO_TRANSFORMERS = "transformers, an extra for tests, is not installed"
 BACKENDS = ["fused", "sdpa", "eager"]
 CAPPING = ["fused", "eager"]
 
@@ -69,10 +71,76 @@ def test_soft_capped_attend_matches_float64_oracle(window: int | None, masked: b
     torch.testing.assert_close(got, torch.from_numpy(want), rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("name", ATTENTIONS.names())
+def shifted(kind: str) -> tuple[dict[str, Any], Any]:
+    """Options of `attend` with 4 heads and 6 tokens, and those of the oracle."""
+    slopes, sinks = torch.tensor([0.5, 0.25, 0.1, 1.0], dtype=torch.float64), torch.randn(4, dtype=torch.float64)
+    near, both = torch.randn(4, 3, dtype=torch.float64), torch.randn(4, 7, dtype=torch.float64)
+    return {
+        "slopes": ({"slopes": slopes}, {"shift": lambda h, i, j: -slopes[h].item() * (i - j)}),
+        "bias": ({"bias": near}, {"shift": lambda h, i, j: near[h, min(i - j, 2)].item()}),
+        "sinks": ({"sinks": sinks}, {"sinks": sinks.numpy()}),
+        "sinks and bias": (
+            {"sinks": sinks, "bias": near, "softcap": 1.5},
+            {"sinks": sinks.numpy(), "shift": lambda h, i, j: near[h, min(i - j, 2)].item(), "cap": 1.5},
+        ),
+        "bidirectional": ({"causal": False}, {"causal": False}),
+        "bidirectional bias": (
+            {"causal": False, "bias": both},
+            {"causal": False, "shift": lambda h, i, j: both[h, 3 + max(-3, min(i - j, 3))].item()},
+        ),
+    }[kind]
+
+
+CANNOT = {
+    ("fused", "bidirectional"),
+    ("fused", "bidirectional bias"),
+    ("sdpa", "sinks"),
+    ("sdpa", "sinks and bias"),
+}
+KINDS = ["slopes", "bias", "sinks", "sinks and bias", "bidirectional", "bidirectional bias"]
+SHIFTED = [(b, kind) for b in ["auto", *BACKENDS] for kind in KINDS if (b, kind) not in CANNOT]
+
+
+@pytest.mark.parametrize(("backend", "kind"), SHIFTED)
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("masked", [True, False])
+def test_shifts_and_sinks_match_the_float64_oracle(backend: str, kind: str, window: int | None, masked: bool) -> None:
+    q, k, v = qkv()
+    key_mask = torch.tensor([[0, 0, 1, 1, 0, 1], [1, 1, 1, 1, 1, 1]], dtype=torch.bool) if masked else None
+    given, told = shifted(kind)
+    if "causal" in given:
+        window = None
+    got = attend(q, k, v, scale=0.7, window=window, key_mask=key_mask, backend=backend, **given)
+    seen = None if key_mask is None else key_mask.numpy()
+    want = oracle.attend(q.numpy(), k.numpy(), v.numpy(), scale=0.7, window=window, key_mask=seen, **told)
+    torch.testing.assert_close(got, torch.from_numpy(want), rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize(("backend", "kind"), [pair for pair in SHIFTED if pair[0] != "auto"])
+def test_gradients_of_shifts_and_sinks(backend: str, kind: str) -> None:
+    q, k, v = (t.requires_grad_() for t in qkv(length=4, batch=1, width=2))
+    given, _ = shifted(kind)
+    learned = [name for name in ("bias", "sinks") if name in given]
+    tensors = [given.pop(name).requires_grad_() for name in learned]
+
+    def core(*inputs: Tensor) -> Tensor:
+        more = dict(zip(learned, inputs[3:], strict=True))
+        return attend(*inputs[:3], scale=0.7, backend=backend, **given, **more)
+
+    assert torch.autograd.gradcheck(core, (q, k, v, *tensors), fast_mode=True)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_module_matches_float64_oracle(name: str, backend: str) -> None:
-    assert name == "multihead"
+def test_shifts_in_bf16_are_as_close_as_its_rounding(backend: str) -> None:
+    q, k, v = (t.bfloat16() for t in qkv(length=200, batch=1))
+    given, told = shifted("slopes")
+    got = attend(q, k, v, scale=0.5, backend=backend, slopes=given["slopes"].float())
+    want = oracle.attend(*(t.double().numpy() for t in (q, k, v)), scale=0.5, **told)
+    assert got.dtype == torch.bfloat16
+    assert (got.double() - torch.from_numpy(want)).abs().max() < 0.03
+
+
+def check_multihead(backend: str) -> None:
     module = build(backend, n_kv_heads=2, d_model=7, linear_bias=True, window=3, scale=0.4)
     x = torch.randn(2, 5, 7, dtype=torch.float64)
     p = {key: value.detach().numpy() for key, value in module.named_parameters()}
@@ -84,6 +152,88 @@ def test_module_matches_float64_oracle(name: str, backend: str) -> None:
     torch.testing.assert_close(module(x), torch.from_numpy(want), rtol=1e-11, atol=1e-11)
 
 
+def check_mla(backend: str) -> None:
+    value = 5 if backend == "fused" else 2
+    for rank in (None, 4):
+        sizes = {"kv_lora_rank": 5, "qk_nope_head_dim": 3, "qk_rope_head_dim": 2, "v_head_dim": value}
+        module = latent(backend, d_model=7, linear_bias=True, q_lora_rank=rank, **sizes)
+        x = torch.randn(2, 5, 7, dtype=torch.float64)
+        p = {key: parameter.detach().numpy() for key, parameter in module.named_parameters()}
+        want = oracle.latent(x.numpy(), p, heads=4, nope=3, eps=1e-6)
+        torch.testing.assert_close(module(x), torch.from_numpy(want), rtol=1e-11, atol=1e-11)
+
+
+def latent(backend: str = "auto", **options: Any) -> Any:
+    """Latent attention with 4 heads and random weights, in fp64."""
+    sizes = {"d_model": 12, "n_heads": 4, "d_head": 4, "linear_bias": False}
+    sizes |= {key: options.pop(key) for key in list(options) if key in sizes}
+    torch.manual_seed(0)
+    module = ATTENTIONS.build({"type": "mla", "backend": backend, **options}, **sizes).double()
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter)
+    return module
+
+
+ORACLES = {"multihead": check_multihead, "mla": check_mla}
+
+
+@pytest.mark.parametrize("name", ATTENTIONS.names())
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_module_matches_float64_oracle(name: str, backend: str) -> None:
+    ORACLES[name](backend)
+
+
+def test_a_latent_has_the_proportions_of_deepseek_unless_given() -> None:
+    """DeepSeek-V2: heads of 128, a latent of 512, 64 dimensions turned, so 192 per query and 576 in the cache."""
+    module = latent(d_head=128, n_heads=2, d_model=16)
+    shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
+    assert shapes == {
+        "w_q": (2 * 192, 16),
+        "w_kv_down": (576, 16),
+        "kv_gain": (512,),
+        "w_kv_up": (2 * 256, 512),
+        "w_o": (16, 256),
+    }
+    assert module.scale == 192**-0.5
+    assert ATTENTIONS.ask("widths", {"type": "mla"}, n_heads=2, d_head=128) == (64, 2 * 320, 576)
+
+
+@pytest.mark.parametrize("rank", [None, 7])
+def test_latent_attention_is_that_of_transformers(rank: int | None) -> None:
+    v2 = pytest.importorskip("transformers.models.deepseek_v2.modeling_deepseek_v2", reason=NO_TRANSFORMERS)
+    from transformers import DeepseekV2Config
+
+    sizes = {
+        "kv_lora_rank": 10,
+        "qk_nope_head_dim": 4,
+        "qk_rope_head_dim": 6,
+        "v_head_dim": 3,
+    }  # theirs wants even ones
+    config = DeepseekV2Config(
+        hidden_size=12,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        q_lora_rank=rank,
+        head_dim=6,  # of the rotation
+        rope_parameters={"rope_type": "default", "rope_theta": 50.0},
+        attn_implementation="eager",
+        **sizes,
+    )
+    theirs = v2.DeepseekV2Attention(config, 0)
+    module = latent(q_lora_rank=rank, **sizes).float()
+    names = {"w_kv_down": "kv_a_proj_with_mqa", "kv_gain": "kv_a_layernorm", "w_kv_up": "kv_b_proj", "w_o": "o_proj"}
+    names |= (
+        {"w_q": "q_proj"} if rank is None else {"w_q_down": "q_a_proj", "q_gain": "q_a_layernorm", "w_q": "q_b_proj"}
+    )
+    theirs.load_state_dict({f"{names[name]}.weight": p for name, p in module.state_dict().items()})
+    x = torch.randn(2, 9, 12)
+    positions = torch.arange(9)[None]
+    mask = torch.full((9, 9), float("-inf")).triu(1)[None, None]
+    want, _ = theirs(x, attention_mask=mask, position_embeddings=v2.DeepseekV2RotaryEmbedding(config)(x, positions))
+    rope = POSITIONS.build({"type": "rope", "theta": 50.0}, d_head=6)
+    torch.testing.assert_close(module(x, rope), want, rtol=1e-4, atol=1e-4)
+
+
 def test_the_default_scale_is_that_of_the_head_width() -> None:
     assert build(d_head=16, n_heads=2, n_kv_heads=1).scale == 0.25
     assert build(scale=2).scale == 2
@@ -93,8 +243,8 @@ def test_the_default_scale_is_that_of_the_head_width() -> None:
 def test_gradients(backend: str) -> None:
     q, k, v = (t.requires_grad_() for t in qkv(length=3, batch=1, width=2))
     key_mask = torch.tensor([[False, True, True]])
-    for options in ({}, {"window": 2}, {"key_mask": key_mask}):
-        core = partial(attend, scale=0.7, backend=backend, **options)
+    for given in ({}, {"window": 2}, {"key_mask": key_mask}):
+        core = partial(attend, scale=0.7, backend=backend, **given)
         assert torch.autograd.gradcheck(core, (q, k, v), fast_mode=True)
 
 
@@ -108,13 +258,81 @@ def test_bf16_is_as_close_as_its_rounding(backend: str) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# sinks, gates, biases
+
+
+def test_a_sink_takes_its_share_by_hand() -> None:
+    """Scores ln 2 and 0 with a sink of 0: weights 1/2 and 1/4, and a quarter on nothing."""
+    for backend in CAPPING:
+        weights = weights_of_two_keys(math.log(2.0), backend, scale=1.0, sinks=torch.zeros(1).double())
+        torch.testing.assert_close(weights[1], torch.tensor([0.5, 0.25]).double())
+
+
+@pytest.mark.parametrize("backend", CAPPING)
+def test_a_sink_of_minus_infinity_is_none(backend: str) -> None:
+    q, k, v = qkv()
+    got = attend(q, k, v, scale=1.0, sinks=torch.full((4,), -1e9).double(), backend=backend)
+    torch.testing.assert_close(got, attend(q, k, v, scale=1.0, backend=backend), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("gate", "rows"), [("headwise", 4), ("elementwise", 12)])
+def test_a_gate_opens_by_its_own_sigmoid(gate: str, rows: int) -> None:
+    """Shut, a gate lets nothing through; at zero half; wide open everything."""
+    plain, module = build(), build(gate=gate, linear_bias=True)
+    assert module.w_gate.shape == (rows, 12)
+    module.load_state_dict(plain.state_dict(), strict=False)
+    with torch.no_grad():
+        for name in ("w_gate", "q_bias", "k_bias", "v_bias", "o_bias"):
+            getattr(module, name).zero_()
+    x = torch.randn(2, 6, 12, dtype=torch.float64)
+    for logit, part in ((-1e3, 0.0), (0.0, 0.5), (1e3, 1.0)):
+        torch.nn.init.constant_(module.gate_bias, logit)
+        torch.testing.assert_close(module(x), part * plain(x))
+    torch.nn.init.constant_(module.gate_bias, -1e3)
+    with torch.no_grad():
+        module.gate_bias[0] = 1e3  # head 0, or its first number
+    opened = (module(x) @ torch.linalg.pinv(module.w_o).T).abs().amax((0, 1)) > 1e-9
+    assert opened.nonzero().flatten().tolist() == ([0, 1, 2] if gate == "headwise" else [0])
+
+
+@pytest.mark.parametrize(
+    ("bias", "linear_bias", "biased"),
+    [
+        (None, False, ""),
+        (None, True, "qkvo"),
+        ("none", True, ""),
+        ("qkv", False, "qkv"),
+        ("out", False, "o"),
+        ("all", False, "qkvo"),
+    ],
+)
+def test_the_projections_with_a_bias_are_those_asked_for(bias: str | None, linear_bias: bool, biased: str) -> None:
+    module = build(bias=bias, linear_bias=linear_bias)
+    names = {name for name, _ in module.named_parameters() if name.endswith("_bias")}
+    assert names == {f"{letter}_bias" for letter in biased}
+    assert module(torch.randn(1, 3, 12).double()).isfinite().all()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# every direction
+
+
+def test_without_causality_a_query_sees_all_keys() -> None:
+    module = build(causal=False)
+    x = torch.randn(1, 6, 12, dtype=torch.float64, requires_grad=True)
+    (grad,) = torch.autograd.grad(module(x)[0, 0].sum(), x)
+    assert (grad[0].abs().sum(-1) > 0).all()
+    torch.testing.assert_close(module(x.flip(1)), module(x).flip(1), rtol=1e-12, atol=1e-12)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # windows
 
 
 def test_a_window_counts_the_query_itself() -> None:
-    assert causal_mask(6, 3).sum(-1).tolist() == [1, 2, 3, 3, 3, 3]
-    assert causal_mask(6, None).sum(-1).tolist() == [1, 2, 3, 4, 5, 6]
-    assert causal_mask(6, 3)[4].tolist() == [False, False, True, True, True, False]
+    assert causal_mask(6, 6, 3).sum(-1).tolist() == [1, 2, 3, 3, 3, 3]
+    assert causal_mask(6, 6, None).sum(-1).tolist() == [1, 2, 3, 4, 5, 6]
+    assert causal_mask(6, 6, 3)[4].tolist() == [False, False, True, True, True, False]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -136,7 +354,7 @@ def test_a_window_as_long_as_the_sequence_is_no_window(backend: str) -> None:
     for window in (6, 7, 1000):
         got = attend(q, k, v, scale=1.0, window=window, backend=backend)
         torch.testing.assert_close(got, full, rtol=1e-14, atol=1e-14)
-    assert torch.equal(causal_mask(6, 6), causal_mask(6, None))
+    assert torch.equal(causal_mask(6, 6, 6), causal_mask(6, 6, None))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -259,7 +477,7 @@ def test_a_query_without_keys_gives_zeros_and_poisons_no_gradient(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("pos", ["none", "rope", "learned", "sine"])
+@pytest.mark.parametrize("pos", options("pos"))
 def test_left_padding_leaves_a_finite_model(backend: str, pos: str) -> None:
     model = TransformerLM(design(pos=pos, attn={"backend": backend, "window": 2}))
     tokens = torch.randint(0, 23, (2, 8))
@@ -306,6 +524,11 @@ def test_attention_dropout_keeps_the_expected_weight(backend: str) -> None:
     ("options", "words"),
     [
         ({"window": 0}, "window=0 must be at least 1"),
+        ({"window": 3, "causal": False}, "window=3 has no agreed meaning with model.attn.causal=false"),
+        ({"backend": "fused", "causal": False}, "backend=fused is causal; use model.attn.backend=auto"),
+        ({"backend": "sdpa", "sinks": True}, "backend=sdpa has no sinks"),
+        ({"bias": "kv"}, "bias='kv' is not one of none, qkv, out, all, or null"),
+        ({"gate": "all"}, "gate='all' is not one of headwise, elementwise, or null"),
         ({"backend": "flash"}, "'flash' is not one of auto, fused, sdpa, eager"),
     ],
 )

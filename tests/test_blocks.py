@@ -15,7 +15,8 @@ from andrea_ablate.registry import ConfigError
 from designs import design
 from oracles.transformer import ENDS_IN_NORM, WIRING
 
-NORM_COUNT = {"pre": 1, "post": 1, "double": 2, "output": 1, "none": 0}
+NORM_COUNT = {"pre": 1, "post": 1, "double": 2, "output": 1, "deepnorm": 1, "depth_scaled": 1, "none": 0}
+LAYER, DEPTH = 4, 8  # of the block in these tests: deepnorm's alpha is 2, depth_scaled's factor 1/2
 
 
 class Affine(nn.Module):
@@ -29,6 +30,10 @@ class Affine(nn.Module):
         return self.a * x + self.b
 
 
+def place(position: str) -> Any:
+    return NORM_POSITIONS.build({"type": position}, layer=LAYER, n_layers=DEPTH)
+
+
 def block(name: str, position: str, dropout: float = 0.0) -> tuple[Any, list[Affine]]:
     """A block with attn ``2 x + 1`` and ffn ``3 x - 1``, and its norms in the order in which they are made."""
     made: list[Affine] = []
@@ -38,7 +43,7 @@ def block(name: str, position: str, dropout: float = 0.0) -> tuple[Any, list[Aff
         return made[-1]
 
     wired = BLOCKS.get(name)(
-        position=NORM_POSITIONS.build({"type": position}),
+        position=place(position),
         attn=Affine(2, 1),
         ffn=Affine(3, -1),
         make_norm=make_norm,
@@ -54,6 +59,7 @@ def run(wired: nn.Module, x: Tensor) -> Tensor:
 
 def named(norms: list[Affine], position: str) -> dict[str, Callable[[Any], Any]]:
     order = {"pre": ["before"], "post": ["after"], "double": ["before", "branch"], "output": ["branch"], "none": []}
+    order |= {"deepnorm": ["after"], "depth_scaled": ["before"]}
     return dict(zip(order[position], norms, strict=True))
 
 
@@ -63,8 +69,8 @@ def test_serial_block_matches_the_formula(position: str) -> None:
     n = NORM_COUNT[position]
     assert len(norms) == 2 * n
     x = torch.randn(2, 3, 4, dtype=torch.float64)
-    want = WIRING[position](x.numpy(), Affine(2, 1), named(norms[:n], position))
-    want = WIRING[position](want, Affine(3, -1), named(norms[n:], position))
+    want = WIRING[position](x.numpy(), Affine(2, 1), named(norms[:n], position), LAYER, DEPTH)
+    want = WIRING[position](want, Affine(3, -1), named(norms[n:], position), LAYER, DEPTH)
     torch.testing.assert_close(run(wired, x), torch.as_tensor(want), rtol=1e-14, atol=1e-14)
 
 
@@ -74,15 +80,18 @@ BY_HAND = {  # from x = 1, with n(x) = 2 x + 1, attn(x) = 2 x + 1, ffn(x) = 3 x 
     ("serial", "post"): 71,  # attn 3, sum 4, n 9; ffn 26, sum 35, n 71
     ("serial", "output"): 55,  # attn 3, n 7, sum 8; ffn 23, n 47, sum 55
     ("serial", "double"): 213,  # n 3, attn 7, n 15, sum 16; n 33, ffn 98, n 197, sum 213
+    ("serial", "deepnorm"): 109,  # attn 3, 2 + 3 = 5, n 11; ffn 32, 22 + 32 = 54, n 109
+    ("serial", "depth_scaled"): 20.5,  # n 3, half 1.5, attn 4, sum 5; n 11, half 5.5, ffn 15.5, sum 20.5
     ("parallel", "none"): 6,  # attn 3, ffn 2
     ("parallel", "pre"): 16,  # n 3, attn 7, ffn 8
+    ("parallel2", "pre"): 16,  # likewise: its norms are told apart below
 }
 
 
 @pytest.mark.parametrize(("name", "position"), BY_HAND)
 def test_block_by_hand(name: str, position: str) -> None:
     wired = BLOCKS.get(name)(
-        position=NORM_POSITIONS.build({"type": position}),
+        position=place(position),
         attn=Affine(2, 1),
         ffn=Affine(3, -1),
         make_norm=lambda: Affine(2, 1),
@@ -104,6 +113,20 @@ def test_parallel_block_adds_both_branches_of_the_same_input(position: str) -> N
     torch.testing.assert_close(run(wired, x), x + (2 * h + 1) + (3 * h - 1), rtol=1e-14, atol=1e-14)
 
 
+def test_parallel_block_with_two_norms_adds_both_branches_of_the_same_input() -> None:
+    wired, norms = block("parallel2", "pre")
+    assert len(norms) == 2
+    x = torch.randn(2, 3, 4, dtype=torch.float64)
+    want = x + (2 * norms[0](x) + 1) + (3 * norms[1](x) - 1)
+    torch.testing.assert_close(run(wired, x), want, rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.parametrize("position", [name for name in NORM_POSITIONS.names() if name != "pre"])
+def test_two_norms_are_refused_where_they_have_no_agreed_meaning(position: str) -> None:
+    with pytest.raises(ConfigError, match="block=parallel2.*norm=pre or block=serial"):
+        block("parallel2", position)
+
+
 @pytest.mark.parametrize("position", [name for name in NORM_POSITIONS.names() if name not in ("pre", "none")])
 def test_parallel_is_refused_where_it_has_no_agreed_meaning(position: str) -> None:
     with pytest.raises(ConfigError, match="block=parallel.*norm=pre, norm=none or block=serial"):
@@ -118,12 +141,13 @@ def test_the_stack_ends_in_a_norm_where_the_stream_is_not_normalised(position: s
 
 @pytest.mark.parametrize("name", BLOCKS.names())
 def test_dropout_drops_what_a_branch_adds_and_never_the_stream(name: str) -> None:
-    wired, _ = block(name, "none", dropout=0.5)
+    wired, _ = block(name, "pre", dropout=0.5)
     wired.attn, wired.ffn = Affine(0, 1), Affine(0, 1)
     x = torch.full((1000, 1, 1), 7.0)
     torch.manual_seed(0)
     out = run(wired, x) - x
-    added = {"serial": {0.0, 2.0, 4.0}, "parallel": {0.0, 4.0}}[name]  # each branch adds 1, doubled where it is kept
+    together = {0.0, 4.0}  # each branch adds 1, doubled where it is kept
+    added = {"serial": {0.0, 2.0, 4.0}, "parallel": together, "parallel2": together}[name]
     assert set(out.flatten().tolist()) == added
     assert out.mean().item() == pytest.approx(2.0, abs=0.3)
     assert (run(wired.eval(), x) == 9).all()

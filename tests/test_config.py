@@ -53,6 +53,8 @@ def test_sizes_of_a_design() -> None:
     ("d_model", "ratio", "multiple", "d_ff"),
     [
         (768, 4, 1, 3072),
+        (768, 1, 1, 768),
+        (1024, 64, 1, 65536),  # T5's 11B form
         (768, "8/3", 1, 2048),
         (768, 8 / 3, 1, 2048),
         (128, "8/3", 8, 344),  # 341.33 rounded up once, to the multiple
@@ -162,6 +164,8 @@ def test_numbers_inside_lists_and_names_that_only_look_like_numbers(plain: dict[
         ("model.stability", {"z_loss": None}, ["'model.stability.z_loss' is a section"]),
         ("trainer", 5, ["'trainer' is a section"]),
         ("tags", "abc", ["tags='abc'", "[abc]"]),
+        ("trainer.val_lengths", 64, ["trainer.val_lengths=64", "[64]"]),
+        ("trainer.val_lengths", ["long"], ["trainer.val_lengths='long'", "int"]),
     ],
 )
 def test_a_wrong_key_or_type_is_named(plain: dict[str, Any], key: str, value: Any, words: list[str]) -> None:
@@ -179,6 +183,8 @@ def test_a_wrong_key_or_type_is_named(plain: dict[str, Any], key: str, value: An
         ("trainer.accumulate", 3),  # of a batch of 4
         ("trainer.devices", 8),
         ("trainer.val_every", -1),
+        ("trainer.val_lengths", [0]),
+        ("trainer.val_lengths", [32, 513]),  # more than data.val_tokens
         ("trainer.checkpoint_every", -1),
         ("trainer.diverged_after", 0),
         ("trainer.diverged_factor", 1.0),
@@ -273,7 +279,7 @@ OTHER = {
 
 
 def name_of(cfg: RunConfig) -> str:
-    return run_id(cfg, "corpus", "cpu", "reference")
+    return run_id(cfg, "corpus", "cpu", "reference", {"norm": "code"})
 
 
 @pytest.mark.parametrize("key", SAME)
@@ -286,13 +292,13 @@ def test_what_can_change_a_number_changes_the_name(plain: dict[str, Any], key: s
     assert name_of(run_config(change(plain, key, OTHER[key]))) != name_of(run_config(plain))
 
 
-def test_corpus_and_device_are_part_of_the_name_and_auto_is_what_it_stands_for(plain: dict[str, Any]) -> None:
+def test_corpus_code_and_device_are_part_of_the_name_and_auto_is_what_it_stands_for(plain: dict[str, Any]) -> None:
     cfg = run_config(plain)
     names = {
-        run_id(cfg, corpus, device, path)
-        for corpus, device, path in itertools.product(("a", "b"), ("cpu", "cuda"), ("compiled", "reference"))
+        run_id(cfg, corpus, device, path, {"norm": code})
+        for corpus, device, path, code in itertools.product("ab", ("cpu", "cuda"), ("compiled", "reference"), "cd")
     }
-    assert len(names) == 8
+    assert len(names) == 16
     assert name_of(run_config(change(plain, "trainer.accelerator", "cpu"))) == name_of(cfg)
 
 
@@ -302,7 +308,7 @@ def test_a_name_is_safe_as_a_folder_and_the_same_in_another_process(plain: dict[
     assert set(name) <= set("0123456789abcdef")
     program = (
         "import sys, yaml; from andrea_ablate.config import run_config, run_id; "
-        "print(run_id(run_config(yaml.safe_load(sys.stdin)), 'corpus', 'cpu', 'reference'))"
+        "print(run_id(run_config(yaml.safe_load(sys.stdin)), 'corpus', 'cpu', 'reference', {'norm': 'code'}))"
     )
     text = yaml.safe_dump(plain)
     asked = subprocess.run([sys.executable, "-c", program], input=text, capture_output=True, text=True, check=True)

@@ -22,7 +22,8 @@ def test_activation_matches_float64_oracle(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("gelu", -0.158655), ("gelu_tanh", -0.158808), ("silu", -0.268941), ("relu", 0.0)]
+    ("name", "value"),
+    [("gelu", -0.158655), ("gelu_tanh", -0.158808), ("silu", -0.268941), ("relu", 0.0), ("sigmoid", 0.268941)],
 )
 def test_activation_at_minus_one(name: str, value: float) -> None:
     assert ops.activation(torch.tensor(-1.0), name).item() == pytest.approx(value, abs=5e-7)

@@ -31,7 +31,31 @@ def xavier(role: str, shape: tuple[int, ...]) -> tuple[float, bool]:
     return math.sqrt(2 / (shape[0] + shape[1])), True
 
 
-ORACLES = {"gpt2": gpt2, "xavier": xavier}
+def fan_in(role: str, shape: tuple[int, ...]) -> tuple[float, bool]:
+    return 1 / math.sqrt(96 if role in ("embedding", "position") else shape[1]), False
+
+
+def zero_out(role: str, shape: tuple[int, ...]) -> tuple[float, bool]:
+    return (0.0, False) if role == "out" else fan_in(role, shape)
+
+
+def small_init(role: str, shape: tuple[int, ...]) -> tuple[float, bool]:
+    return (2 / (8 * math.sqrt(96)) if role == "out" else math.sqrt(2 / (5 * 96))), False
+
+
+def deepnorm(role: str, shape: tuple[int, ...]) -> tuple[float, bool]:
+    """Eight layers: beta is the fourth root of 1/64."""
+    if role in ("embedding", "position"):
+        return 1 / math.sqrt(96), False
+    return xavier(role, shape)[0] / (1 if role in ("query", "head") else math.sqrt(8)), False
+
+
+def mup(role: str, shape: tuple[int, ...]) -> tuple[float, bool]:
+    return 1 / math.sqrt(128 if role in ("embedding", "position", "head") else shape[1]), False
+
+
+ORACLES = {"gpt2": gpt2, "xavier": xavier, "fan_in": fan_in, "zero_out": zero_out, "small_init": small_init}
+ORACLES |= {"deepnorm": deepnorm, "mup": mup}
 
 
 @pytest.mark.parametrize("name", INITS.names())
@@ -44,6 +68,9 @@ def test_each_parameter_has_the_distribution_of_its_role(name: str, ffn: str) ->
             assert (values == (1.0 if role == "gain" else 0.0)).all(), path
             continue
         std, uniform = ORACLES[name](role, tuple(values.shape))
+        if std == 0:
+            assert (values == 0).all(), path
+            continue
         assert values.std().item() == pytest.approx(std, rel=0.05), path
         assert abs(values.mean().item()) < 5 * std / math.sqrt(values.numel()), path
         kurtosis = (values**4).mean().item() / std**4
@@ -56,14 +83,14 @@ def test_each_parameter_has_the_distribution_of_its_role(name: str, ffn: str) ->
 @pytest.mark.parametrize("attn", ATTENTIONS.names())
 def test_projections_to_the_stream_shrink_with_depth(ffn: str, attn: str) -> None:
     """Eight layers: 0.02 / sqrt(16) for the two that write to the stream, 0.02 for all others, gates among them."""
-    ffn_nodes = {"dense": "gelu4x", "gated": "swiglu"}
-    model = TransformerLM(design(ffn=ffn_nodes[ffn], attn={"type": attn}, init="gpt2", **WIDE))
+    nodes = {"dense": "gelu4x", "gated": "swiglu", "multihead": ("mha", {"gate": "elementwise"}), "mla": "mla"}
+    model = TransformerLM(design(ffn=nodes[ffn], attn=nodes[attn], init="gpt2", **WIDE))
     writers = {"attn": ["w_o"], "ffn": ["w_down"]}
     for block in model.blocks:
         for part, names in writers.items():
             for name, parameter in block.get_submodule(part).named_parameters():
                 want = 0.005 if name in names else 0.02
-                assert parameter.std().item() == pytest.approx(want, rel=0.05), f"{part}.{name}"
+                assert parameter.dim() < 2 or parameter.std().item() == pytest.approx(want, rel=0.05), f"{part}.{name}"
 
 
 def test_options_of_the_schemes() -> None:
@@ -72,6 +99,16 @@ def test_options_of_the_schemes() -> None:
     config = design(init="xavier", **WIDE)
     config.init["embedding_std"] = 0.3
     assert TransformerLM(config).embedding.std().item() == pytest.approx(0.3, rel=0.05)
+    for name in ("fan_in", "zero_out"):
+        config = design(init=name, **WIDE)
+        config.init["embedding_std"] = 0.3
+        assert TransformerLM(config).embedding.std().item() == pytest.approx(0.3, rel=0.05)
+
+
+def test_queries_and_keys_are_told_from_other_matrices() -> None:
+    roles = {path.removeprefix("blocks.0."): role for path, _, role in named_roles(TransformerLM(design(ffn="swiglu")))}
+    assert {name for name, role in roles.items() if role == "query"} >= {"attn.w_q", "attn.w_k"}
+    assert {name for name, role in roles.items() if role == "matrix"} >= {"attn.w_v", "ffn.w_up", "ffn.w_gate"}
 
 
 def test_a_tied_embedding_starts_as_an_embedding() -> None:
@@ -96,6 +133,8 @@ CHANGES = [
     {"dropout": 0.5},
     {"attn": {"window": 3}},
     {"attn": {"backend": "eager"}},
+    {"attn": {"gate": "elementwise", "sinks": True, "bias": "qkv"}},
+    {"attn": {"causal": False}},
 ]
 
 
@@ -103,7 +142,8 @@ CHANGES = [
 def test_arms_share_every_weight_that_they_have_in_common(change: dict[str, Any]) -> None:
     base, arm = weights(), weights(**change)
     common = [name for name in base if name in arm and arm[name].shape == base[name].shape]
-    assert {"embedding", "blocks.0.attn.w_q", "blocks.1.attn.w_o"} <= set(common)
+    w_q = {"blocks.0.attn.w_q"} if change != {"attn": "mla"} else set()  # its queries are wider
+    assert {"embedding", *w_q, "blocks.1.attn.w_o"} <= set(common)
     for name in common:
         assert torch.equal(base[name], arm[name]), name
 
@@ -111,9 +151,12 @@ def test_arms_share_every_weight_that_they_have_in_common(change: dict[str, Any]
 @pytest.mark.parametrize("init", INITS.names())
 def test_depth_does_not_shift_the_values_of_a_layer(init: str) -> None:
     shallow, deep = weights(init=init, n_layers=1), weights(init=init, n_layers=4)
-    ratio = 2.0 if init == "gpt2" else 1.0  # of the depth scaling
+    outputs, inner = ("w_o", "w_down"), ("w_v", "w_up")
+    # Of the depth scaling, from one layer to four.
+    ratio = {"gpt2": dict.fromkeys(outputs, 2.0), "small_init": dict.fromkeys(outputs, 4.0)}
+    ratio["deepnorm"] = dict.fromkeys((*outputs, *inner), math.sqrt(2))
     for name, value in shallow.items():
-        scale = ratio if name.endswith(("w_o", "w_down")) else 1.0
+        scale = ratio.get(init, {}).get(name.rpartition(".")[2], 1.0)
         torch.testing.assert_close(value, deep[name] * scale)
 
 
@@ -145,7 +188,7 @@ def test_building_draws_nothing_from_the_global_generator() -> None:
 def test_another_seed_changes_every_drawn_value(init: str) -> None:
     a, b = weights(0, init=init), weights(1, init=init)
     for name, value in a.items():
-        drawn = not name.endswith(("gain", "bias"))
+        drawn = not name.endswith(("gain", "bias", *(("w_o", "w_down") if init == "zero_out" else ())))
         assert torch.equal(value, b[name]) != drawn
         assert not drawn or (value == b[name]).double().mean() < 0.01
 

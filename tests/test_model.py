@@ -35,17 +35,51 @@ def arrays(model: nn.Module) -> dict[str, Any]:
     return {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
 
 
+MLA = {"q_lora_rank": 7, "kv_lora_rank": 9, "qk_nope_head_dim": 5, "qk_rope_head_dim": 6, "v_head_dim": 3}
 PARTS = [{group: option} for group in NODES if group not in ("stability", "init") for option in options(group)]
 DESIGNS: list[dict[str, Any]] = [
     *PARTS,
     *({"stability": (trick,)} for trick in options("stability")),
-    {"tie_embeddings": True, "linear_bias": True},
+    {"tie_embeddings": True, "linear_bias": True, "head_bias": True, "vocab_multiple": 8},
     {"d_head": 6, "attn": "gqa2", "vocab_multiple": 16},
     {"attn": {"window": 3, "scale": 0.1}, "pos": {"theta": 30.0, "pairing": "half"}},
     {"attn": {"window": 2, "backend": "eager"}, "norm": "double", "ffn": "swiglu", "linear_bias": True},
     {"norm": "none", "block": "parallel", "ffn": "geglu", "attn": "mqa", "pos": "none"},
     {"norm": "post", "norm_type": "rmsnorm", "pos": "sine", "stability": {"qk_norm": {}, "output_softcap": {"cap": 1}}},
     {"norm": "output", "pos": "learned", "stability": {"qk_norm": {}, "attn_softcap": {"cap": 1.5}}, "attn": "gqa2"},
+    {"layer_pattern": ["local", "global"], "attn": {"window": 3}, "n_layers": 3, "pos": {"rotated": "local"}},
+    {
+        "layer_pattern": ["local", "local", "global"],
+        "n_layers": 5,
+        "attn": {"window": 4},
+        "pos": {"theta": 1e6, "local_theta": 20.0, "scaled": "global", "rotary_fraction": 0.5, "pairing": "half"},
+        "scaling": ("yarn", {"original_len": 5}),
+        "d_head": 8,
+    },
+    {"pos": "alibi", "n_heads": 6, "d_head": 4, "attn": {"window": 4, "n_kv_heads": 2}, "stability": ("attn_softcap",)},
+    {"pos": ("t5", {"buckets": 4, "max_distance": 5}), "attn": {"scale": 1.0, "sinks": True}},
+    {"pos": ("t5", {"buckets": 8, "max_distance": 5}), "attn": {"causal": False}},
+    {"attn": {"causal": False, "gate": "headwise"}, "linear_bias": True},
+    {"attn": {"sinks": True, "gate": "elementwise", "bias": "qkv", "n_kv_heads": 2}, "d_head": 6},
+    {"attn": {"bias": "none"}, "linear_bias": True, "norm": "post"},
+    {
+        "norm": "deepnorm",
+        "pos": "sine",
+        "stability": ("embedding_scale", "embedding_norm", "qk_norm_full"),
+        "attn": "gqa2",
+    },
+    {"block": "parallel2", "linear_bias": True, "stability": {"qk_layernorm": {"bias": True}, "layerscale": {}}},
+    {
+        "block": "parallel",
+        "stability": {"residual_multiplier": {}, "logit_multiplier": {}, "output_softcap": {"cap": 1}},
+    },
+    {"attn": ("mla", MLA), "linear_bias": True, "n_heads": 3, "d_head": 5, "pos": {"pairing": "half"}},
+    {"attn": ("mla", {"v_head_dim": 6, "scale": 0.3}), "pos": "learned", "stability": ("attn_softcap",)},
+    {
+        "attn": ("mla", {"backend": "fused", "v_head_dim": 6}),
+        "pos": {"rotated": "global"},
+        "layer_pattern": ["local", "global"],
+    },
     {"d_model": 15, "n_heads": 3, "d_head": 4, "ffn": {"ratio": "7/3"}, "n_layers": 3},
 ]
 
@@ -100,11 +134,55 @@ def test_autocast_stays_close_to_full_precision(dtype: torch.dtype, norm: str, n
     assert low.nll.item() == pytest.approx(model(tokens, tokens).nll.item(), rel=1e-3)
 
 
-def test_the_model_is_one_graph_for_the_compiler() -> None:
-    model = TransformerLM(design(("qk_norm",), ffn="swiglu", norm="double", norm_type="rmsnorm"))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pos": "alibi", "attn": {"gate": "elementwise"}},
+        {"pos": "t5", "attn": {"sinks": True}},
+        {"pos": "t5", "attn": {"backend": "sdpa"}},
+        {"attn": {"causal": False}},
+        {"attn": ("mla", {"q_lora_rank": 8}), "scaling": "yarn"},
+    ],
+    ids=str,
+)
+def test_autocast_stays_close_for_every_kind_of_attention(dtype: torch.dtype, changes: dict[str, Any]) -> None:
+    model = TransformerLM(design(**changes))
+    tokens = torch.arange(10).view(1, 10)
+    with torch.autocast("cpu", dtype):
+        low = model(tokens, tokens)
+    low.nll.backward()
+    assert low.nll.item() == pytest.approx(model(tokens, tokens).nll.item(), rel=1e-3)
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"stability": ("qk_norm",), "ffn": "swiglu", "norm": "double", "norm_type": "rmsnorm"},
+        {"pos": {"rotated": "local", "local_theta": 50.0}, "layer_pattern": ["local", "global"], "attn": {"window": 3}},
+        {"pos": "alibi", "attn": {"gate": "headwise"}},
+        {"pos": "t5", "attn": {"sinks": True}},
+        {"attn": {"causal": False}},
+        {"attn": "mla", "scaling": "dynamic_ntk", "max_seq_len": 6},
+        {
+            "stability": ("qk_norm_full", "embedding_norm", "layerscale"),
+            "ffn": "glu",
+            "norm": "deepnorm",
+            "init": "mup",
+        },
+        {"stability": ("qk_layernorm", "logit_multiplier"), "norm": "depth_scaled", "norm_type": "scalenorm"},
+        {"stability": ("embedding_scale", "residual_multiplier"), "block": "parallel2", "norm_type": "dyt"},
+    ],
+    ids=str,
+)
+def test_the_model_is_one_graph_for_the_compiler(changes: dict[str, Any]) -> None:
+    torch._dynamo.reset()  # forms of the cases before count towards its limit
+    model = TransformerLM(design(**changes))
     names = set(model.state_dict())
     tokens = torch.randint(0, 23, (2, 8))
     want = model(tokens, tokens)
+    torch.compiler.reset()  # it counts the graphs of all tests, and stops at eight
     model.compile(backend="eager", fullgraph=True)
     torch.testing.assert_close(model(tokens, tokens).nll, want.nll)
     assert set(model.state_dict()) == names
@@ -222,6 +300,17 @@ def test_rows_that_pad_the_vocabulary_are_never_predicted(tied: bool) -> None:
         ({"ffn": {"ratio": 0}}, "ffn.ratio=0 must be a positive number or fraction"),
         ({"attn": {"backend": "sdpa"}, "stability": ("attn_softcap",)}, "backend=sdpa cannot apply"),
         ({"block": "parallel", "norm": "post"}, "block=parallel"),
+        ({"norm": "output", "stability": ("layerscale",)}, "stability=layerscale .*norm=output normalises.*norm=pre"),
+        ({"attn": "mla", "pos": "alibi"}, "pos=alibi has no agreed meaning with attn=mla"),
+        ({"attn": "mla", "pos": "t5"}, "pos=t5 has no agreed meaning with attn=mla"),
+        ({"attn": "mla", "stability": ("qk_norm",)}, "attn=mla norms its latents already"),
+        ({"attn": ("mla", {"n_kv_heads": 2})}, "attn=mla has a latent in place of key/value heads"),
+        ({"attn": ("mla", {"backend": "fused"})}, "values as wide as queries, not 4 and 6"),
+        ({"attn": ("mla", {"kv_lora_rank": 0})}, "kv_lora_rank=0 must be at least 1"),
+        ({"attn": ("mla", {"eps": 0.0})}, "attn.eps=0.0 must be positive"),
+        ({"attn": ("mla", {"qk_rope_head_dim": 3})}, "even head width, not 3"),
+        ({"attn": {"causal": False}, "pos": "alibi"}, "pos=alibi needs model.attn.causal=true"),
+        ({"attn": {"causal": False}, "pos": "none"}, "pos=none needs model.attn.causal=true"),
         ({"norm": {"type": "rmsnrom"}}, "did you mean 'rmsnorm'"),
         ({"block": {"norm_position": "prenorm"}}, "norm_position.*double, none, output, post, pre"),
         ({"stability": {"qk_norm": {"epsilon": 1}}}, "'epsilon' is not an option of 'qk_norm'"),

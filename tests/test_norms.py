@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import numpy as np
@@ -10,16 +11,26 @@ import torch
 from torch import Tensor, nn
 
 from andrea_ablate import ops
+from andrea_ablate.model import TransformerLM
 from andrea_ablate.norms import NORMS
 from andrea_ablate.registry import ConfigError
+from designs import design
 from oracles import norms as oracle
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: its autocast has rules of its own for norms")
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_GPU])]
 
 
+WITH_EPS = [name for name in NORMS.names() if "eps" in inspect.signature(NORMS.get(name)).parameters]
+DESIGNS = [*((name, {}) for name in NORMS.names()), ("layernorm", {"bias": False}), ("rmsnorm", {"bias": True})]
+
+
+def options_of(name: str, eps: float) -> dict[str, Any]:
+    return {"eps": eps} if name in WITH_EPS else {}
+
+
 def build(name: str, d_model: int, **options: Any) -> nn.Module:
-    """A norm whose gain and bias are small fractions, exact in every dtype."""
+    """A norm whose parameters are small fractions, exact in every dtype."""
     norm = NORMS.build({"type": name, **options}, d_model=d_model)
     generator = torch.Generator().manual_seed(d_model)
     for parameter in norm.parameters():
@@ -27,24 +38,23 @@ def build(name: str, d_model: int, **options: Any) -> nn.Module:
     return norm
 
 
-def expected(norm: Any, name: str, x: Tensor) -> Tensor:
-    gain = norm.gain.detach().double().numpy()
-    bias = 0.0 if norm.bias is None else norm.bias.detach().double().numpy()
-    return torch.from_numpy(oracle.NORMS[name](x.detach().double().numpy(), gain, bias, norm.eps))
+def expected(norm: Any, name: str, x: Tensor, eps: float) -> Tensor:
+    arrays = {key: value.detach().double().cpu().numpy() for key, value in norm.named_parameters()}
+    return torch.from_numpy(oracle.NORMS[name](x.detach().double().numpy(), arrays, {"eps": eps}))
 
 
-@pytest.mark.parametrize("name", NORMS.names())
-@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("name", "options"), DESIGNS)
 @pytest.mark.parametrize(("rows", "d_model"), [(0, 41), (1, 1), (1, 41), (7, 123), (5, 128)])
-def test_norm_matches_float64_oracle(name: str, bias: bool, rows: int, d_model: int) -> None:
+def test_norm_matches_float64_oracle(name: str, options: dict[str, Any], rows: int, d_model: int) -> None:
     torch.manual_seed(0)
-    norm = build(name, d_model, eps=1e-3, bias=bias).double()
+    norm = build(name, d_model, **options_of(name, 1e-3), **options).double()
     x = torch.randn(2, rows, d_model, dtype=torch.float64) * 3 + 1
-    torch.testing.assert_close(norm(x), expected(norm, name, x), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(norm.float()(x.float()).double(), expected(norm, name, x.float()), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(norm(x), expected(norm, name, x, 1e-3), rtol=1e-12, atol=1e-12)
+    low = norm.float()(x.float())
+    torch.testing.assert_close(low.double(), expected(norm, name, x.float(), 1e-3), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", NORMS.names())
+@pytest.mark.parametrize("name", [name for name in NORMS.names() if name != "rmsnorm_llama"])
 @pytest.mark.parametrize(("dtype", "unit"), [(torch.bfloat16, 2**-8), (torch.float16, 2**-11)])
 @pytest.mark.parametrize("autocast", [True, False])
 @pytest.mark.parametrize("device", DEVICES)
@@ -52,20 +62,26 @@ def test_low_precision_is_rounded_once_at_the_end(
     name: str, dtype: torch.dtype, unit: float, autocast: bool, device: str
 ) -> None:
     torch.manual_seed(1)
-    norm = build(name, 123).to(device)
+    norm = build(name, 123, **options_of(name, 1e-5)).to(device)
     x = (torch.randn(7, 123) * 3 + 1).to(dtype)
     with torch.autocast(device, dtype, enabled=autocast):
         y = norm(x.to(device)).cpu()
-    norm.cpu()
     assert y.dtype == dtype
-    want = expected(norm, name, x)
+    want = expected(norm, name, x, 1e-5)
     assert ((y.double() - want).abs() <= unit * (want.abs() + 2**-6)).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", NORMS.names())
+def test_a_model_in_low_precision_keeps_its_dtype(name: str, dtype: torch.dtype) -> None:
+    norm = build(name, 16).to(dtype)
+    assert norm(torch.randn(3, 16).to(dtype)).dtype == dtype
 
 
 @pytest.mark.parametrize("name", NORMS.names())
 def test_memory_layout_does_not_matter(name: str) -> None:
     torch.manual_seed(2)
-    norm = build(name, 6).double()
+    norm = build(name, 6, **options_of(name, 1e-5)).double()
     wide = torch.randn(5, 12, dtype=torch.float64)
     for x in (
         wide[:, ::2],
@@ -73,20 +89,41 @@ def test_memory_layout_does_not_matter(name: str) -> None:
         wide[:1, :6].expand(4, 6),
         wide.flip(0)[:, 1:7],
     ):
-        torch.testing.assert_close(norm(x), expected(norm, name, x), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(norm(x), expected(norm, name, x, 1e-5), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", NORMS.names())
-def test_gradients(name: str) -> None:
+@pytest.mark.parametrize(("name", "options"), DESIGNS)
+def test_gradients(name: str, options: dict[str, Any]) -> None:
     torch.manual_seed(3)
-    norm = build(name, 5, bias=True).double()
+    norm = build(name, 5, **options).double()
     x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    own = {key: torch.randn_like(value, requires_grad=True) for key, value in norm.named_parameters()}
 
-    def f(x: Tensor, gain: Tensor, bias: Tensor) -> Any:
-        return torch.func.functional_call(norm, {"gain": gain, "bias": bias}, (x,))
+    def f(x: Tensor, *values: Tensor) -> Any:
+        return torch.func.functional_call(norm, dict(zip(own, values, strict=True)), (x,))
 
-    gain, bias = (torch.randn(5, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    assert torch.autograd.gradcheck(f, (x, gain, bias), fast_mode=True)
+    assert torch.autograd.gradcheck(f, (x, *own.values()), fast_mode=True)
+
+
+# What (3, 4, 3, 4) becomes before anything is learned, eps aside.
+AT_START = {
+    "layernorm": [-1.0, 1.0],
+    "layernorm_plain": [-1.0, 1.0],
+    "rmsnorm": [3 / 12.5**0.5, 4 / 12.5**0.5],
+    "rmsnorm_llama": [3 / 12.5**0.5, 4 / 12.5**0.5],
+    "rmsnorm_offset": [3 / 12.5**0.5, 4 / 12.5**0.5],
+    "rmsnorm_plain": [3 / 12.5**0.5, 4 / 12.5**0.5],
+    "scalenorm": [2 * 3 / 50**0.5, 2 * 4 / 50**0.5],
+    "dyt": [0.905148, 0.964028],  # tanh 1.5, tanh 2
+    "none": [3.0, 4.0],
+}
+
+
+@pytest.mark.parametrize("name", AT_START)
+def test_a_new_norm_leaves_each_dimension_its_size(name: str) -> None:
+    model = TransformerLM(design(norm_type=name, norm=options_of(name, 1e-12), pos="none", d_model=4))
+    got = model.blocks[0].attn_norm["before"](torch.tensor([3.0, 4.0, 3.0, 4.0]))[:2]
+    assert got.tolist() == pytest.approx(AT_START[name], rel=1e-6)
 
 
 def test_eps_is_inside_the_root_of_the_mean_square() -> None:
@@ -111,7 +148,23 @@ def test_the_gain_is_applied_before_the_result_is_rounded() -> None:
     assert torch.equal(ops.norm(x, gain, eps=1e-12, center=False), exact.to(torch.bfloat16))
 
 
-@pytest.mark.parametrize("name", NORMS.names())
+def test_llamas_order_rounds_the_normalised_value_and_then_the_product() -> None:
+    torch.manual_seed(4)
+    x, gain = torch.randn(400, 2).bfloat16(), torch.tensor([1.00390625, 1.75])
+    norm = NORMS.build({"type": "rmsnorm_llama", "eps": 1e-12}, d_model=2)
+    norm.get_parameter("gain").data = gain
+    exact = x.double() / x.double().square().mean(-1, keepdim=True).sqrt()
+    assert torch.equal(norm(x), (exact.bfloat16().double() * gain).bfloat16())
+    assert not torch.equal(norm(x), (exact * gain).bfloat16())
+
+
+@pytest.mark.parametrize("alpha", [0.0, -0.5, float("nan")])
+def test_the_slope_of_dynamic_tanh_must_be_positive(alpha: float) -> None:
+    with pytest.raises(ConfigError, match=f"alpha_init={alpha}.*positive"):
+        NORMS.build({"type": "dyt", "alpha_init": alpha}, d_model=4)
+
+
+@pytest.mark.parametrize("name", WITH_EPS)
 @pytest.mark.parametrize("eps", [0.0, -1e-5, float("nan")])
 def test_eps_must_be_positive(name: str, eps: float) -> None:
     with pytest.raises(ConfigError, match=f"eps={eps}.*positive"):

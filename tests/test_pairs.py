@@ -10,26 +10,70 @@ import pytest
 import torch
 
 from andrea_ablate.accounting import account
+from andrea_ablate.attention import KVCache
 from andrea_ablate.model import TransformerLM
 from andrea_ablate.registry import ConfigError
 from designs import NODES, design, options
 
 Choice = tuple[str, Any]
 Pair = tuple[Choice, Choice]
+# Options of one choice that change its form, beside the YAML files.
+FORMS = {
+    "rope in local layers": ("rope", {"rotated": "local", "local_theta": 100.0}),
+    "rope in half of a head": ("rope", {"rotary_fraction": 0.5}),
+}
 AXES: dict[str, list[Any]] = {
     **{group: options(group) for group in NODES if group != "stability"},
+    "pos": [*options("pos"), *FORMS],
     "stability": [(), *((trick,) for trick in options("stability"))],
     "tie_embeddings": [False, True],
+    "head_bias": [False, True],
     "linear_bias": [False, True],
     "dropout": [0.0, 0.1],
     "window": [None, 3],
+    "layer_pattern": [("local",), ("local", "global")],
     "backend": ["auto", "sdpa", "eager"],
+    "causal": [True, False],
+    "bias": [None, "qkv"],
+    "sinks": [False, True],
+    "gate": [None, "headwise", "elementwise"],
 }
+INSIDE = ("window", "backend", "causal", "bias", "sinks", "gate")  # keys of the attention, the first value its default
+NOT_LATENT: list[Choice] = [
+    ("window", 3),
+    ("causal", False),
+    ("bias", "qkv"),
+    ("sinks", True),
+    ("gate", "headwise"),
+    ("gate", "elementwise"),
+]
+WITHOUT_ROPE = [name for name in options("pos") if name != "rope"]
+SCALED = [name for name in options("scaling") if name != "none"]
 REFUSED: dict[Pair, str] = {
-    (("norm", "post"), ("block", "parallel")): "block=parallel has no agreed meaning",
-    (("norm", "double"), ("block", "parallel")): "block=parallel has no agreed meaning",
-    (("norm", "output"), ("block", "parallel")): "block=parallel has no agreed meaning",
+    **{(("pos", pos), ("scaling", name)): "choose pos=rope" for pos in WITHOUT_ROPE for name in SCALED},
+    **{
+        (("norm", norm), ("block", block)): f"block={block} has no agreed meaning"
+        for block, meant in (("parallel", ("pre", "none")), ("parallel2", ("pre",)))
+        for norm in options("norm")
+        if norm not in meant
+    },
+    **{
+        (("norm", norm), ("stability", (trick,))): f"stability={trick} scales a branch that norm={norm} normalises"
+        for norm in ("double", "output")
+        for trick in ("layerscale", "residual_multiplier")
+    },
     (("stability", ("attn_softcap",)), ("backend", "sdpa")): "backend=sdpa cannot apply an attention soft-cap",
+    (("backend", "sdpa"), ("sinks", True)): "backend=sdpa has no sinks",
+    (("window", 3), ("causal", False)): "no agreed meaning with model.attn.causal=false",
+    **{(("pos", pos), ("attn", "mla")): "no agreed meaning with attn=mla" for pos in ("alibi", "t5")},
+    (("pos", "rope in half of a head"), ("attn", "mla")): "turns 1 of the 2 dimensions",
+    **{
+        (("attn", "mla"), ("stability", (norm,))): "attn=mla norms its latents already"
+        for norm in ("qk_norm", "qk_norm_full", "qk_layernorm")
+    },
+    **{(("attn", "mla"), choice): "is not an option of 'mla'" for choice in NOT_LATENT},
+    (("pos", "none"), ("causal", False)): "nothing tells their order",
+    (("pos", "alibi"), ("causal", False)): "distances are those to earlier tokens",
 }
 PAIRS: list[Pair] = [
     ((a, chosen_a), (b, chosen_b)) for a, b in combinations(AXES, 2) for chosen_a, chosen_b in product(AXES[a], AXES[b])
@@ -64,9 +108,8 @@ def label(row: dict[str, Any]) -> str:
 
 
 def build(row: dict[str, Any]) -> TransformerLM:
-    inside = {key: row[key] for key in ("window", "backend") if key in row}
-    config = design(**{key: value for key, value in row.items() if key not in inside})
-    config.attn.update(inside)
+    config = design(**{key: FORMS.get(value, value) for key, value in row.items() if key not in INSIDE})
+    config.attn.update({key: row[key] for key in INSIDE if key in row and row[key] != AXES[key][0]})
     model = TransformerLM(config)
     assert account(config, LENGTH).params == sum(p.numel() for p in model.parameters())
     return model
@@ -84,7 +127,7 @@ def test_a_pair_without_meaning_is_refused_with_the_reason(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=label)
-def test_design_trains_and_sees_no_future(row: dict[str, Any]) -> None:
+def test_design_trains_and_sees_the_future_only_where_asked_to(row: dict[str, Any]) -> None:
     torch.manual_seed(0)
     model = build(row)
     tokens = torch.randint(0, 23, (2, LENGTH + 1))
@@ -94,7 +137,7 @@ def test_design_trains_and_sees_no_future(row: dict[str, Any]) -> None:
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     start = model.eval()(inputs, targets)
     model.train()
-    for _ in range(2):
+    for step in range(2):
         optimizer.zero_grad()
         sums = model(inputs, targets)
         ((sums.nll + sums.penalty) / sums.n_tokens).backward()
@@ -102,7 +145,9 @@ def test_design_trains_and_sees_no_future(row: dict[str, Any]) -> None:
             assert parameter.grad is not None, name
             assert torch.isfinite(parameter.grad).all(), name
             # Without rotation or a norm of the keys, a bias adds the same to all scores of a query: softmax drops it.
-            assert (parameter.grad != 0).any() or name.endswith("k_bias"), name
+            # A projection of zeros lets no gradient through until it has moved.
+            waits = row["init"] == "zero_out" and step == 0
+            assert (parameter.grad != 0).any() or name.endswith("k_bias") or waits, name
         optimizer.step()
     for name, parameter in model.named_parameters():
         assert torch.isfinite(parameter).all(), name
@@ -115,6 +160,14 @@ def test_design_trains_and_sees_no_future(row: dict[str, Any]) -> None:
     changed[:, at] = (changed[:, at] + 1) % 23
     with torch.no_grad():
         old, new = model(inputs), model(changed)
-    assert torch.equal(old[:, :at], new[:, :at])
+    assert torch.equal(old[:, :at], new[:, :at]) == row["causal"]
     assert not torch.equal(old[:, at], new[:, at])
     assert not torch.equal(old[:, at + 1], new[:, at + 1])
+
+    if row["causal"]:
+        cache, done = KVCache(), 0
+        with torch.no_grad():
+            for count in (3, 1, 1, LENGTH - 5):
+                logits = model(inputs[:, done : done + count], cache=cache)
+                done += count
+                torch.testing.assert_close(logits, model(inputs[:, :done])[:, -count:], rtol=1e-4, atol=1e-5)

@@ -15,7 +15,7 @@ from andrea_ablate.ffn import FFNS
 from andrea_ablate.init import INITS
 from andrea_ablate.model import TransformerLM
 from andrea_ablate.norms import NORMS
-from andrea_ablate.positions import POSITIONS
+from andrea_ablate.positions import POSITIONS, SCALINGS
 from andrea_ablate.registry import ConfigError, Registry, nearest
 from andrea_ablate.stability import STABILITY
 from andrea_ablate.tracking import LOGGERS
@@ -29,15 +29,16 @@ Group = tuple[Registry[Any], str, set[str], set[str]]
 SIZES = {"d_model", "n_layers", "n_heads", "n_kv_heads", "d_head", "d_ff", "vocab_size", "max_seq_len"}
 GIVEN = {*SIZES, "linear_bias", "dropout"}
 GROUPS: dict[str, Group] = {
-    "norm": (NORM_POSITIONS, "norm_position", set(), set()),
-    "block": (BLOCKS, "type", set(), {"position", "attn", "ffn", "make_norm", "dropout"}),
+    "norm": (NORM_POSITIONS, "norm_position", set(), {"n_layers", "layer"}),
+    "block": (BLOCKS, "type", set(), {"position", "attn", "ffn", "make_norm", "make_end", "dropout"}),
     "norm_type": (NORMS, "type", set(), GIVEN),
     "ffn": (FFNS, "type", {"ratio", "multiple"}, GIVEN),
-    "pos": (POSITIONS, "type", set(), GIVEN),
-    "attn": (ATTENTIONS, "type", {"n_kv_heads"}, {*GIVEN, "qk", "softcap"}),
+    "pos": (POSITIONS, "type", set(), {*GIVEN, "scaling", "causal"}),
+    "scaling": (SCALINGS, "type", set(), GIVEN),
+    "attn": (ATTENTIONS, "type", {"n_kv_heads"}, {*GIVEN, "kind", "qk", "softcap"}),
     "init": (INITS, "type", set(), GIVEN),
     "optim": (OPTIMIZERS, "type", set(), {"model"}),
-    "schedule": (SCHEDULES, "type", {"warmup_tokens"}, set()),
+    "schedule": (SCHEDULES, "type", {"warmup_tokens"}, {"warmup", "total"}),
     "data": (CORPORA, "type", set(), {"vocab_size"}),
     "tokenizer": (TOKENIZERS, "type", set(), set()),
     "logger": (LOGGERS, "type", set(), set()),
@@ -69,7 +70,7 @@ def test_stability_names_and_yaml_files_agree() -> None:
 
 def test_every_folder_of_options_is_known_here() -> None:
     folders = {path.name for path in CONF.iterdir() if path.is_dir()}
-    assert folders == {*GROUPS, "stability", "size"}
+    assert folders == {*GROUPS, "stability", "size", "preset"}
 
 
 @pytest.mark.parametrize(("group", "option"), CHOICES)
@@ -88,9 +89,12 @@ def test_stability_yaml_keys_are_the_options_of_the_signature(trick: str) -> Non
 
 @pytest.mark.parametrize(("group", "option"), [*MODEL_CHOICES, *STABILITY_CHOICES])
 def test_yaml_values_are_the_defaults_of_the_signature(group: str, option: str) -> None:
-    """A part built in Python without options is the part that its YAML option describes."""
+    """A part built in Python without options is the part that the YAML option of its name describes."""
     keys = content(group, option)
-    item = STABILITY.get(option) if group == "stability" else GROUPS[group][0].get(keys[GROUPS[group][1]])
+    kind = option if group == "stability" else keys[GROUPS[group][1]]
+    if option != kind in options(group):
+        return  # layernorm_nobias is a layernorm with other options than layernorm's
+    item = STABILITY.get(option) if group == "stability" else GROUPS[group][0].get(kind)
     for p in inspect.signature(item).parameters.values():
         if p.name in keys and p.default is not inspect.Parameter.empty:
             assert keys[p.name] == p.default or float(keys[p.name]) == p.default

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -27,8 +27,7 @@ class NormPosition(Protocol):
     @property
     def norms(self) -> tuple[str, ...]: ...
 
-    @staticmethod
-    def wire(x: Tensor, f: Branch, n: Norms) -> Tensor: ...
+    def wire(self, x: Tensor, f: Branch, n: Norms) -> Tensor: ...
 
 
 NORM_POSITIONS: Registry[NormPosition] = Registry("norm_position")
@@ -83,6 +82,40 @@ class OutputNorm:
         return x + n["branch"](f(x))
 
 
+@NORM_POSITIONS.register("deepnorm")
+class DeepNorm:
+    """``n(alpha x + f(x))``, ``alpha = (2 n_layers)^(1/4)``: post-norm with a heavier stream, for great depth.
+
+    Made for ``init=deepnorm``, which starts the branches small. Wang et al. 2022, arXiv:2203.00555, for decoders.
+    """
+
+    norms = ("after",)
+    final_norm = False
+
+    def __init__(self, *, n_layers: int) -> None:
+        self.alpha = (2 * n_layers) ** 0.25
+
+    def wire(self, x: Tensor, f: Branch, n: Norms) -> Tensor:
+        return n["after"](self.alpha * x + f(x))
+
+
+@NORM_POSITIONS.register("depth_scaled")
+class DepthScaledNorm:
+    """``x + f(n(x) / sqrt(layer))``, layers counted from 1: pre-norm whose deep layers do not swell the stream.
+
+    Sun et al. 2025, arXiv:2502.05795 (LayerNorm Scaling).
+    """
+
+    norms = ("before",)
+    final_norm = True
+
+    def __init__(self, *, layer: int) -> None:
+        self.scale = layer**-0.5
+
+    def wire(self, x: Tensor, f: Branch, n: Norms) -> Tensor:
+        return x + f(n["before"](x) * self.scale)
+
+
 @NORM_POSITIONS.register("none")
 class NoNorm:
     """``x + f(x)``: no norm anywhere, not even at the end."""
@@ -101,6 +134,7 @@ class SerialBlock(nn.Module):
 
     Args:
         position: of NORM_POSITIONS. attn, ffn: the branches. make_norm: builds one norm of the chosen type.
+        make_end: builds what the output of one branch goes through (tricks of that seam).
         dropout: probability of dropping a value that a branch adds to the stream, training only.
     Shape: x ``(B, L, D)`` -> ``(B, L, D)``.
     """
@@ -115,15 +149,17 @@ class SerialBlock(nn.Module):
         ffn: nn.Module,
         make_norm: Callable[[], nn.Module],
         dropout: float,
+        make_end: Callable[[], nn.Module] = nn.Identity,
     ) -> None:
         super().__init__()
         self.position, self.attn, self.ffn, self.drop = position, attn, ffn, nn.Dropout(dropout)
+        self.attn_end, self.ffn_end = make_end(), make_end()
         self.attn_norm = nn.ModuleDict({name: make_norm() for name in position.norms})
         self.ffn_norm = nn.ModuleDict({name: make_norm() for name in position.norms})
 
     def forward(self, x_BLD: Tensor, attend: Callable[[nn.Module, Tensor], Tensor]) -> Tensor:
-        x_BLD = self.position.wire(x_BLD, lambda h: self.drop(attend(self.attn, h)), self.attn_norm)
-        return self.position.wire(x_BLD, lambda h: self.drop(self.ffn(h)), self.ffn_norm)
+        x_BLD = self.position.wire(x_BLD, lambda h: self.drop(self.attn_end(attend(self.attn, h))), self.attn_norm)
+        return self.position.wire(x_BLD, lambda h: self.drop(self.ffn_end(self.ffn(h))), self.ffn_norm)
 
 
 @BLOCKS.register("parallel")
@@ -145,6 +181,7 @@ class ParallelBlock(nn.Module):
         ffn: nn.Module,
         make_norm: Callable[[], nn.Module],
         dropout: float,
+        make_end: Callable[[], nn.Module] = nn.Identity,
     ) -> None:
         super().__init__()
         if not isinstance(position, (PreNorm, NoNorm)):
@@ -152,7 +189,35 @@ class ParallelBlock(nn.Module):
                 "block=parallel has no agreed meaning with this norm position; use norm=pre, norm=none or block=serial"
             )
         self.position, self.attn, self.ffn, self.drop = position, attn, ffn, nn.Dropout(dropout)
+        self.attn_end, self.ffn_end = make_end(), make_end()
         self.norm = nn.ModuleDict({name: make_norm() for name in position.norms})
 
     def forward(self, x_BLD: Tensor, attend: Callable[[nn.Module, Tensor], Tensor]) -> Tensor:
-        return self.position.wire(x_BLD, lambda h: self.drop(attend(self.attn, h) + self.ffn(h)), self.norm)
+        def branches(h_BLD: Tensor) -> Tensor:
+            added_BLD: Tensor = self.drop(self.attn_end(attend(self.attn, h_BLD)) + self.ffn_end(self.ffn(h_BLD)))
+            return added_BLD
+
+        return self.position.wire(x_BLD, branches, self.norm)
+
+
+@BLOCKS.register("parallel2")
+class TwoNormParallelBlock(SerialBlock):
+    """Parallel, each branch with a norm of its own: ``x + attn(n1(x)) + ffn(n2(x))``.
+
+    Args, shape: as SerialBlock; the parameters too, so weights of one load into the other.
+    Raises: ConfigError for norm positions other than pre.
+    Source: Black et al. 2022 (GPT-NeoX), arXiv:2204.06745, section 2, and its public code; Falcon 40B.
+    """
+
+    def __init__(self, *, position: NormPosition, **parts: Any) -> None:
+        if not isinstance(position, PreNorm):
+            raise ConfigError(
+                "block=parallel2 has no agreed meaning with this norm position; use norm=pre or block=serial"
+            )
+        super().__init__(position=position, **parts)
+
+    def forward(self, x_BLD: Tensor, attend: Callable[[nn.Module, Tensor], Tensor]) -> Tensor:
+        attn_BLD = self.attn_end(attend(self.attn, self.attn_norm["before"](x_BLD)))
+        ffn_BLD = self.ffn_end(self.ffn(self.ffn_norm["before"](x_BLD)))
+        added_BLD: Tensor = self.drop(attn_BLD + ffn_BLD)
+        return x_BLD + added_BLD

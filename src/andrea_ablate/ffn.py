@@ -23,7 +23,7 @@ class DenseFFN(nn.Module):
         activation: a name that `ops.activation` knows.
     Shape: x ``(B, L, D)`` -> ``(B, L, D)``.
     Raises: ConfigError for an unknown activation.
-    Source: Vaswani et al. 2017, arXiv:1706.03762, equation 2.
+    Source: Vaswani et al. 2017, arXiv:1706.03762, equation 2; relu2: So et al. 2021, arXiv:2109.08668.
     """
 
     w_up: nn.Parameter
@@ -51,7 +51,9 @@ class DenseFFN(nn.Module):
 
 @FFNS.register("gated")
 class GatedFFN(nn.Module):
-    """Gated linear unit: ``(act(x W_gate) * (x W_up)) W_down``; SwiGLU with silu, GeGLU with gelu.
+    """Gated linear unit: ``(act(x W_gate) * (x W_up)) W_down``.
+
+    The activation names the unit: sigmoid GLU, identity bilinear, relu ReGLU, gelu GeGLU, silu SwiGLU.
 
     Args:
         d_model, d_ff: outer and inner width; ``8/3 * d_model`` matches a dense FFN of ratio 4 in parameters and FLOPs.
@@ -59,7 +61,7 @@ class GatedFFN(nn.Module):
         activation: a name that `ops.activation` knows, applied to the gate.
     Shape: x ``(B, L, D)`` -> ``(B, L, D)``.
     Raises: ConfigError for an unknown activation.
-    Source: Shazeer 2020, arXiv:2002.05202, equation 6.
+    Source: Shazeer 2020, arXiv:2002.05202, equations 4 to 6; GLU: Dauphin et al. 2016, arXiv:1612.08083.
     """
 
     w_gate: nn.Parameter

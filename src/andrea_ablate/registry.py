@@ -65,6 +65,12 @@ class Registry(Generic[T]):
         result: T = item(**given)
         return result
 
+    def ask(self, method: str, node: Mapping[str, Any], **derived: Any) -> Any:
+        """Call a static method of the class named by ``node['type']`` with those options and derived sizes it takes."""
+        call = getattr(self.get(node["type"]), method)
+        given = {**node, **derived}
+        return call(**{key: given[key] for key in inspect.signature(call).parameters if key in given})
+
     def check(self, node: Mapping[str, Any], **derived: Any) -> None:
         """Refuse what `build` would refuse, without building.
 

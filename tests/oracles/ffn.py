@@ -18,6 +18,7 @@ ACTIVATIONS = {
     "silu": lambda x: x / (1 + np.exp(-x)),
     "relu2": lambda x: np.where(x > 0, x, 0.0) ** 2,
     "identity": lambda x: x,
+    "sigmoid": lambda x: 0.5 * (1 + np.tanh(x / 2)),
 }
 
 

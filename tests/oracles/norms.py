@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,4 +23,26 @@ def rmsnorm(x: Array, gain: Array, bias: Array | float, eps: float) -> Array:
     return x / np.sqrt((x**2).sum(-1, keepdims=True) / x.shape[-1] + eps) * gain + bias
 
 
-NORMS = {"layernorm": layernorm, "rmsnorm": rmsnorm}
+def scalenorm(x: Array, gain: Array, eps: float) -> Array:
+    """Nguyen & Salazar 2019, with eps as in rmsnorm: ``|x|^2 + D eps`` under the root."""
+    return gain * x / np.sqrt(np.einsum("...d,...d->...", x, x)[..., None] + x.shape[-1] * eps)
+
+
+def dyt(x: Array, alpha: Array, gain: Array, bias: Array) -> Array:
+    """Zhu et al. 2025, by ``tanh z = 1 - 2 / (1 + exp 2z)``."""
+    return gain * (1 - 2 / (1 + np.exp(2 * alpha * x))) + bias
+
+
+# name: what it makes of x, given its parameters and options
+Norm = Callable[[Array, Mapping[str, Array], Mapping[str, Any]], Array]
+NORMS: dict[str, Norm] = {
+    "layernorm": lambda x, p, o: layernorm(x, p["gain"], p.get("bias", 0.0), o["eps"]),
+    "layernorm_plain": lambda x, p, o: layernorm(x, np.ones(x.shape[-1]), 0.0, o["eps"]),
+    "rmsnorm": lambda x, p, o: rmsnorm(x, p["gain"], p.get("bias", 0.0), o["eps"]),
+    "rmsnorm_llama": lambda x, p, o: rmsnorm(x, p["gain"], 0.0, o["eps"]),
+    "rmsnorm_offset": lambda x, p, o: rmsnorm(x, 1 + p["offset"], 0.0, o["eps"]),
+    "rmsnorm_plain": lambda x, p, o: rmsnorm(x, np.ones(x.shape[-1]), 0.0, o["eps"]),
+    "scalenorm": lambda x, p, o: scalenorm(x, p["gain"], o["eps"]),
+    "dyt": lambda x, p, o: dyt(x, p["alpha"], p["gain"], p["bias"]),
+    "none": lambda x, p, o: x,
+}

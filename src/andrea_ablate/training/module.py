@@ -14,7 +14,8 @@ from andrea_ablate import ops
 from andrea_ablate.config import RunConfig
 from andrea_ablate.loss import LossSums
 from andrea_ablate.model import TransformerLM
-from andrea_ablate.training.optim import OPTIMIZERS
+from andrea_ablate.training.optim import OPTIMIZERS, set_lr
+from andrea_ablate.training.outliers import OutlierGuard
 from andrea_ablate.training.schedules import schedule
 
 
@@ -31,6 +32,8 @@ class LanguageModule(lightning.LightningModule):
         self.cfg = cfg
         self.model = TransformerLM(cfg.model, init_seed=cfg.seed)
         self.step = 0  # completed optimizer steps, those before a resume included
+        skip: Any = self.model.skip_step
+        self.guard = None if skip is None else OutlierGuard(skip.window, skip.sigma)
 
     def setup(self, stage: str) -> None:
         # In the process that trains: neither a schedule nor a compiled model survives the way to another one.
@@ -50,14 +53,23 @@ class LanguageModule(lightning.LightningModule):
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
         optimizer = self.optimizers()
         lr = self.cfg.optim["lr"] * self.factor(self.step + 1)
-        for group in optimizer.param_groups:  # type: ignore[union-attr]
-            group["lr"] = lr
+        set_lr(optimizer, lr)  # type: ignore[arg-type]
         sums = self._backward(batch)
         grad_norm = self._clip()
+        skipped = not self._accepts(sums, grad_norm, batch["n_tokens"])
+        if skipped:
+            optimizer.zero_grad()  # type: ignore[union-attr]  # without gradients a step changes nothing
         optimizer.step()  # type: ignore[union-attr]
         optimizer.zero_grad()  # type: ignore[union-attr]
         self.step += 1
-        return {"nll": sums.nll, "penalty": sums.penalty, "grad_norm": grad_norm, "lr": lr}
+        return {"nll": sums.nll, "penalty": sums.penalty, "grad_norm": grad_norm, "lr": lr, "skipped": skipped}
+
+    def _accepts(self, sums: LossSums, grad_norm: Tensor, n_tokens: int) -> bool:
+        """Whether the step is to change the weights; on a GPU, asking the guard waits for the loss."""
+        if self.guard is None:
+            return True
+        nll = self.reduce_sum(sums.nll.clone())  # a sum over ranks is written over what is summed
+        return self.guard.accepts(nll.item() / max(1, n_tokens), grad_norm.item())
 
     def _backward(self, batch: dict[str, Any]) -> LossSums:
         """Accumulate the gradient of the whole step; return this rank's detached sums."""
@@ -103,6 +115,30 @@ class LanguageModule(lightning.LightningModule):
         if n_bytes:
             metrics["val/bpb"] = nll / n_bytes / torch.log(torch.tensor(2.0, dtype=torch.float64)).item()
         return metrics
+
+    @torch.no_grad()
+    def evaluate_at(self, length: int, batches: Iterable[dict[str, Any]]) -> dict[str, float]:
+        """Validation on windows of `length` tokens: nats per token over all positions, and by band of positions.
+
+        The bands begin at 0, 16, 32, 64 …: ``val_512/loss_from_64`` is the loss of positions 64 to 127.
+        """
+        edges = [0, *(2**i for i in range(4, (length - 1).bit_length())), length]
+        totals = torch.zeros(len(edges) - 1, 2, dtype=torch.float64, device=self.device)
+        self.eval()
+        for batch in batches:
+            with self.trainer.precision_plugin.val_step_context():
+                x_BLD, targets = self.model.hidden(batch["inputs"].to(self.device)), batch["targets"].to(self.device)
+                for total, first, last in zip(totals, edges, edges[1:], strict=False):
+                    sums = self.model.loss(x_BLD[:, first:last], targets[:, first:last])
+                    total += torch.stack((sums.nll.double(), sums.n_tokens.double()))
+        self.train()
+        totals = self.reduce_sum(totals)
+        nll, tokens = totals.sum(0).tolist()
+        bands = {f"val_{length}/loss_from_{first}": total for first, total in zip(edges, totals.tolist(), strict=False)}
+        return {
+            f"val_{length}/loss": nll / max(1.0, tokens),
+            **{key: nll / tokens for key, (nll, tokens) in bands.items() if tokens},
+        }
 
     def reduce_sum(self, values: Tensor) -> Tensor:
         """Sum over ranks."""

@@ -44,6 +44,16 @@ def wsd(*, decay_fraction: float, min_ratio: float) -> Shape:
     return lambda u: 1 - (1 - min_ratio) * max(0.0, u - (1 - decay_fraction)) / decay_fraction
 
 
+@SCHEDULES.register("inverse_sqrt")
+def inverse_sqrt(*, warmup: int, total: int) -> Shape:
+    """``sqrt(warmup / step)``: does not know how long the run will be. Source: Vaswani et al. 2017, equation 3.
+
+    Args:
+        warmup, total: in steps; without a warm-up it is ``1 / sqrt(step)``.
+    """
+    return lambda u: math.sqrt(max(1, warmup) / max(1, warmup + u * (total - warmup)))
+
+
 def _check_ratio(min_ratio: float) -> None:
     if not 0 <= min_ratio <= 1:
         raise ConfigError(f"schedule: min_ratio={min_ratio} must be between 0 and 1")
@@ -55,7 +65,8 @@ def schedule(node: Mapping[str, Any], warmup: int, total: int) -> Callable[[int]
     Args:
         node: choice node; warmup, total: in steps. The last step gets the shape's last value.
     """
-    shape = SCHEDULES.build({key: value for key, value in node.items() if key != "warmup_tokens"})
+    options = {key: value for key, value in node.items() if key != "warmup_tokens"}
+    shape = SCHEDULES.build(options, warmup=warmup, total=total)
 
     def factor(step: int) -> float:
         if step < warmup:
