@@ -25,13 +25,15 @@ ablate: setup ## the main job: sweep four designs over three seeds on real text,
 test: setup ## the tests, the linter and the types
 	$(BIN)/ruff check --quiet && $(BIN)/ruff format --check --quiet
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2 -m 'not slow'
+	$(BIN)/pytest -n 2 --dist worksteal -m 'not slow'
 
-test-slow: setup ## the tests that take long
-	$(BIN)/pytest -n 2 -m slow
+test-slow: setup ## the tests that take long, and those against Hugging Face's models
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements-parity.lock
+	$(BIN)/pytest -n 2 --dist worksteal -m slow
 
-lint: setup ## put the sources into their form, then check them
+lint: setup ## put the sources into their form and the list of choices into docs/, then check them
 	$(BIN)/ruff check --fix && $(BIN)/ruff format
+	$(BIN)/python -m andrea_ablate.choices --markdown
 	$(BIN)/mypy
 
 tune: setup ## repeat the grid that the nano recipe was chosen from (about a quarter of an hour)

@@ -38,14 +38,19 @@ def tiny(folders: list[str]) -> Compose:
 
 
 @pytest.fixture
-def cli(folders: list[str], capsys: pytest.CaptureFixture[str]) -> Cli:
+def cli(folders: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
     """``cli("-m", "norm=pre,post")``: run the command line at size tiny without a tracker and return what it said."""
+    from hydra._internal.hydra import Hydra
+
     from andrea_ablate.cli import main
 
     def call(*arguments: str) -> Answer:
         given = {part.partition("=")[0] for part in arguments}
         defaults = [part for part in ("size=tiny", "logger=none", *folders) if part.partition("=")[0] not in given]
-        with pytest.raises(SystemExit) as exit_info:
+        with pytest.raises(SystemExit) as exit_info, monkeypatch.context() as patch:
+            if not any(key.startswith(("hydra.mode", "experiments")) for key in given):
+                # Hydra composes everything once more, only to find this None where neither sets it.
+                patch.setattr(Hydra, "get_mode", lambda *_, **__: None)
             main([*arguments, *defaults])
         out, err = capsys.readouterr()
         code = exit_info.value.code

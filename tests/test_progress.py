@@ -78,7 +78,7 @@ def test_the_plan_names_what_cannot_be_built(tmp_path: Path, jobs: Jobs) -> None
     (job,) = jobs(1, "model.n_heads=3")
     refused = replace(job, cfg=replace(job.cfg, model=replace(job.cfg.model, n_heads=3)))
     found = " ".join(text_of(plan_table([refused], [refused], Store(tmp_path))).replace("│", " ").split())
-    assert "model.n_heads=3 must divide model.d_model=32" in found and "under 1 s" in found
+    assert "model.n_heads=3 must divide model.d_model=32" in found and "under 1 s plus start-up)" in found
 
 
 def test_the_expected_time_comes_from_stored_runs(tmp_path: Path, jobs: Jobs) -> None:

@@ -119,7 +119,7 @@ def test_a_single_run_is_a_sweep_of_one_and_shares_its_store(tmp_path: Path, cli
 def planned(monkeypatch: pytest.MonkeyPatch, cli: Cli, *arguments: str) -> tuple[list[Job], str]:
     """The jobs that a command plans, and the sweep's name, without training them."""
     found: list[tuple[list[Job], str]] = []
-    monkeypatch.setattr(sweep, "conduct", lambda jobs, name, launch: found.append((list(jobs), name)))
+    monkeypatch.setattr(sweep, "conduct", lambda jobs, name, launch, factors: found.append((list(jobs), name)))
     assert cli(*arguments).status == 0
     return found[-1]
 
@@ -175,6 +175,14 @@ def test_each_planned_configuration_is_its_own(monkeypatch: pytest.MonkeyPatch, 
     assert found == [(norm, s, s, lr) for norm in ("pre", "post") for s in (5, 3) for lr in (1e-3, 1e-4)]
 
 
+def test_arms_that_differ_in_what_tunes_them_alone_are_one_design(monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
+    jobs, _ = planned(monkeypatch, cli, "-m", "norm=pre,post", "optim.lr=1e-3,1e-4", "schedule.warmup_tokens=256")
+    assert len({job.arm for job in jobs}) == 4
+    assert {job.design for job in jobs} == {"norm=pre size=tiny", "norm=post size=tiny"}
+    row = row_of(jobs[-1], Store(Path(jobs[-1].cfg.paths.runs)))
+    assert (row.design, row.lr, row.warmup_tokens) == ("norm=post size=tiny", 1e-4, 256)
+
+
 def test_names_of_arms_and_sweeps(tiny: Compose) -> None:
     assert arm_name(["norm=post", "seed=3", "optim.lr=1e-4", "paths.runs=x", "name=y", "logger=none"]) == (
         "norm=post optim.lr=0.0001"
@@ -192,6 +200,7 @@ def test_names_of_arms_and_sweeps(tiny: Compose) -> None:
 # --- values that make no folder names
 
 
+@pytest.mark.slow  # several runs
 def test_folders_are_flat_and_safe_whatever_the_values_are(
     tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,6 +228,7 @@ def test_folders_are_flat_and_safe_whatever_the_values_are(
 # --- what fails
 
 
+@pytest.mark.slow  # several runs
 def test_a_job_that_cannot_train_is_a_row_and_the_others_finish(tmp_path: Path, cli: Cli) -> None:
     answer = cli("-m", "model.n_heads=4,3,8")
     assert answer.status == 1
@@ -241,6 +251,7 @@ def test_a_job_that_cannot_train_is_a_row_and_the_others_finish(tmp_path: Path, 
     assert again.status == 1 and "3 runs, 1 to train" in again.out
 
 
+@pytest.mark.slow  # several runs
 def test_a_sequence_longer_than_a_position_table_costs_only_the_arm_that_has_one(tmp_path: Path, cli: Cli) -> None:
     answer = cli("-m", "pos=learned,rope", "model.max_seq_len=16", "data.seq_len=32")
     assert answer.status == 1
@@ -282,6 +293,7 @@ def test_an_error_in_the_middle_costs_one_run_and_leaves_nothing_behind(
         assert found["seed=2"][key] == reference[key]
 
 
+@pytest.mark.slow  # several runs
 def test_a_diverged_job_is_a_result_and_no_objective(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     returned: list[float | None] = []
 
@@ -306,6 +318,7 @@ def test_what_did_not_finish_is_never_an_objective(tiny: Compose, monkeypatch: p
         assert sweep.run_job(tiny(), []) == objective
 
 
+@pytest.mark.slow  # several runs
 def test_a_launcher_that_gives_up_leaves_what_it_trained(
     tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -390,6 +403,7 @@ def test_a_sweep_that_cannot_be_meant_is_refused_before_anything_trains(
 # --- warnings
 
 
+@pytest.mark.slow  # several runs
 def test_arms_of_different_size_are_said_to_be(tmp_path: Path, cli: Cli) -> None:
     answer = cli("-m", "ffn=gelu4x,relu4x", "model.ffn.ratio=4,5", "trainer.tokens=256")
     said = " ".join(answer.out.split())
@@ -404,6 +418,7 @@ def test_arms_of_different_size_are_said_to_be(tmp_path: Path, cli: Cli) -> None
 # --- groups and trackers
 
 
+@pytest.mark.slow  # several runs
 def test_the_sweep_groups_its_runs_unless_a_group_is_given(tmp_path: Path, cli: Cli) -> None:
     short = "trainer.tokens=256"
     assert cli("-m", "seed=0,1", short).status == 0 and cli("seed=2", short).status == 0
@@ -420,6 +435,7 @@ def test_the_sweep_groups_its_runs_unless_a_group_is_given(tmp_path: Path, cli: 
 # --- two at once, and what is broken off
 
 
+@pytest.mark.slow  # several runs
 def test_a_run_that_another_process_trains_is_waited_for(
     tmp_path: Path, cli: Cli, tiny: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -444,6 +460,7 @@ def test_a_run_that_another_process_trains_is_waited_for(
         assert steps_of(tmp_path, record) == list(range(1, 11))
 
 
+@pytest.mark.slow  # several runs
 def test_a_single_run_waits_as_well(tmp_path: Path, cli: Cli, tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     from andrea_ablate.training.run import identify
 
@@ -475,6 +492,7 @@ def interrupt_when(condition: Callable[[], bool]) -> threading.Thread:
     return thread
 
 
+@pytest.mark.slow  # several runs
 def test_an_interrupted_sweep_keeps_what_it_has_and_ends_in_the_same_numbers(tmp_path: Path, cli: Cli) -> None:
     command = ("-m", "seed=0,1,2", "trainer.tokens=5120", "trainer.checkpoint_every=10", "model.dropout=0.1")
 
@@ -498,13 +516,14 @@ def test_an_interrupted_sweep_keeps_what_it_has_and_ends_in_the_same_numbers(tmp
     assert snapshot(tmp_path / "runs" / finished["run_id"]) == before
     ended = records(tmp_path)
     assert ended["seed=1"]["resumed_from"] > 0
-    undisturbed = cli(*command, f"paths.runs={tmp_path}/undisturbed")
-    assert undisturbed.status == 0
     for record in ended.values():
         assert steps_of(tmp_path, record) == list(range(1, 41))
-        reference = json.loads((tmp_path / "undisturbed" / record["run_id"] / "record.json").read_text())
-        for key in ("val/loss", "val/bpb", "initial_loss", "token_hash"):
-            assert record[key] == reference[key]
+    undisturbed = cli(*command, "seed=1", f"paths.runs={tmp_path}/undisturbed")
+    assert undisturbed.status == 0
+    record = ended["seed=1"]
+    reference = json.loads((tmp_path / "undisturbed" / record["run_id"] / "record.json").read_text())
+    for key in ("val/loss", "val/bpb", "initial_loss", "token_hash"):
+        assert record[key] == reference[key]
 
 
 def test_ctrl_c_between_runs_ends_the_sweep_as_well(

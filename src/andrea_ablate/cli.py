@@ -6,8 +6,10 @@ import logging
 import os
 import re
 import sys
+import textwrap
 import traceback
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NoReturn
 
 import hydra
@@ -26,6 +28,7 @@ from andrea_ablate.composition import (
     dotted_keys,
     resource_root,
     to_run_config,
+    to_sweep_config,
     unknown_key,
 )
 from andrea_ablate.registry import ConfigError, nearest
@@ -63,9 +66,10 @@ def job(cfg: DictConfig) -> float | None:
     overrides = OmegaConf.to_container(hydra_cfg.overrides.task, resolve=False)
     assert isinstance(overrides, list)
     if hydra_cfg.mode is not None and hydra_cfg.mode.name == "MULTIRUN":
-        return run_job(to_run_config(cfg, hydra_cfg.runtime.cwd), overrides)
+        return run_job(to_run_config(cfg, hydra_cfg.runtime.cwd, overrides), overrides)
     try:
-        return single_run(to_run_config(cfg, hydra_cfg.runtime.cwd), overrides)
+        to_sweep_config(cfg)  # one arm has nothing to match, but a wrong value is a mistake here as well
+        return single_run(to_run_config(cfg, hydra_cfg.runtime.cwd, overrides), overrides)
     except (ConfigError, OmegaConfBaseException, OSError) as error:
         # Hydra would print a preamble of its own before passing the error on.
         sys.exit(_say(explain(error)))
@@ -105,7 +109,8 @@ def help_text() -> str:
     root = resource_root()
     groups = {folder.name: folder for folder in sorted((root / "conf").iterdir()) if folder.is_dir()}
     groups["experiments"] = root / "experiments"
-    listed = [f"  {name:<12} {', '.join(sorted(p.stem for p in path.glob('*.yaml')))}" for name, path in groups.items()]
+    named = {name: ", ".join(sorted(p.stem for p in path.glob("*.yaml"))) for name, path in groups.items()}
+    listed = [textwrap.fill(f"  {name:<12} {text}", 120, subsequent_indent=" " * 15) for name, text in named.items()]
     return "\n".join((USAGE, *listed, HELP_END))
 
 
@@ -116,7 +121,7 @@ def _say(text: str) -> int:
 
 def _check_arguments(arguments: Sequence[str]) -> None:
     """What Hydra would take without a word, or refuse without naming it."""
-    groups = {option.group for option in choice_options()} | {"size", "experiments"}
+    groups = {option.group for option in choice_options()} | {"size", "preset", "experiments"}
     for argument in arguments:
         key, _, value = argument.lstrip("+").partition("=")
         if key in UNUSED:
@@ -229,9 +234,10 @@ def _first_line(error: BaseException) -> str:
     return (text.strip().splitlines() or [type(error).__name__])[0]
 
 
+@lru_cache
 def _all_keys() -> list[str]:
     """Groups and dotted keys of the default configuration."""
     GlobalHydra.instance().clear()
     with hydra.initialize_config_dir(str(resource_root() / "conf"), version_base="1.3"):
         cfg = hydra.compose("config")
-    return [*{option.group: None for option in choice_options()}, "size", "experiments", *dotted_keys(cfg)]
+    return [*{option.group: None for option in choice_options()}, "size", "preset", "experiments", *dotted_keys(cfg)]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
@@ -18,7 +21,8 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
-from andrea_ablate.config import DataConfig, RunConfig, run_config
+from andrea_ablate.config import SWEEP_KEYS, DataConfig, RunConfig, SweepConfig, run_config, sweep_config
+from andrea_ablate.confounds import flat
 from andrea_ablate.registry import ConfigError, nearest
 
 PATH_KEYS = {"data": ("path", "val_path"), "data.tokenizer": ("path",), "paths": ("runs", "sweeps", "cache")}
@@ -45,17 +49,19 @@ def compose(overrides: Sequence[str]) -> RunConfig:
     Plugins.instance().register(ExperimentsFolder)
     GlobalHydra.instance().clear()
     with hydra.initialize_config_dir(str(resource_root() / "conf"), version_base="1.3"):
-        return to_run_config(hydra.compose("config", list(overrides)), os.getcwd())
+        return to_run_config(hydra.compose("config", list(overrides)), os.getcwd(), overrides)
 
 
-def to_run_config(cfg: DictConfig, start_folder: str) -> RunConfig:
+def to_run_config(cfg: DictConfig, start_folder: str, overrides: Iterable[str] = ()) -> RunConfig:
     """Check and convert one composed configuration (without its ``hydra`` node).
 
     Args:
         start_folder: where the user started the command; relative paths begin there, whatever folder we are in now.
+        overrides: what the user gave, ``key=value``.
     Raises: ConfigError for unknown keys (also forced ones), wrong types, missing values.
     """
     plain = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))
+    forget_replaced(plain, overrides)
     check_choices(plain)
     for node, keys in PATH_KEYS.items():
         section = _select(plain, node)
@@ -71,7 +77,68 @@ def to_run_config(cfg: DictConfig, start_folder: str) -> RunConfig:
         tokenizer["vocab_size"] = vocab_size(tokenizer)
         if model.get("vocab_size", 0) is None:  # it follows the tokenizer's
             model["vocab_size"] = tokenizer["vocab_size"]
-    return run_config(plain)
+    resolve_proportions(model)
+    return run_config({key: value for key, value in plain.items() if key not in SWEEP_KEYS})
+
+
+def references(cfg: DictConfig) -> dict[str, tuple[str, ...]]:
+    """Dotted keys whose value is that of other keys, ``${data.seq_len}``, with those."""
+    raw = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=False))
+    named = {key: tuple(re.findall(r"\$\{([\w.]+)\}", str(value))) for key, value in flat(raw)}
+    return {key: sources for key, sources in named.items() if sources}
+
+
+def to_sweep_config(cfg: DictConfig) -> SweepConfig:
+    """The settings of the sweep that a composed configuration belongs to. Raises ConfigError for a wrong one."""
+    plain = OmegaConf.to_container(OmegaConf.masked_copy(cfg, list(SWEEP_KEYS)), resolve=True)
+    return sweep_config(cast(dict[str, Any], plain))
+
+
+def forget_replaced(plain: dict[str, Any], overrides: Iterable[str]) -> None:
+    """Take a preset's values back where the user chose another option: it comes with its own values, unless given.
+
+    Hydra merges a preset's values over whichever option is chosen: ``preset=llama3 ffn=gelu4x`` would have its ratio.
+    """
+    given = dict(override.lstrip("+~").partition("=")[::2] for override in overrides)
+    if given.get("preset", "null") == "null":
+        return
+    path = resource_root() / "conf" / "preset" / f"{given['preset']}.yaml"
+    values: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8")).get("model", {})
+    for option in choice_options():
+        node = option.node.removeprefix("model.")
+        if given.get(option.group) == option.name and node in values:
+            for key in values[node].keys() - {key.removeprefix(f"{option.node}.") for key in given}:
+                if key in option.content:
+                    plain["model"][node][key] = option.content[key]
+                else:
+                    del plain["model"][node][key]
+    if "stability" in given:
+        kept = re.findall(r"\w+", given["stability"])
+        for trick in values.get("stability", {}):
+            if trick not in kept and not any(key.startswith(f"model.stability.{trick}.") for key in given):
+                del plain["model"]["stability"][trick]
+
+
+def resolve_proportions(model: dict[str, Any]) -> None:
+    """Turn what is written as a fraction of a size, ``1/4``, into a whole number; a preset fits every size so.
+
+    Raises: ConfigError for a fraction that is not above 0, or above 1.
+    """
+    attn = model["attn"]
+    for key, size in (("n_kv_heads", "n_heads"), ("window", "max_seq_len"), ("q_lora_rank", "d_model")):
+        value, whole = attn.get(key), model.get(size)
+        if not isinstance(value, str) or "/" not in value or not isinstance(whole, int) or whole < 1:
+            continue
+        try:
+            part = Fraction(value)
+        except (ValueError, ZeroDivisionError):
+            part = Fraction(0)
+        if not 0 < part <= 1:
+            raise ConfigError(f"model.attn.{key}={value} must be a whole number or a fraction of model.{size}, as 1/4")
+        number = max(1, math.floor(part * whole))
+        if key == "n_kv_heads":  # it must divide the heads: the next number below that does
+            number = max(n for n in range(1, number + 1) if whole % n == 0)
+        attn[key] = number
 
 
 @dataclass(frozen=True)
@@ -112,6 +179,26 @@ def choice_keys() -> dict[str, dict[str | None, set[str]]]:
     together = set().union(*block.values())
     found["model.block"] = {kind: together for kind in block if kind}
     return dict(found)
+
+
+def declared_by(group: str, names: Iterable[str]) -> list[str]:
+    """The dotted keys that these options of a group set, with those of the options that they choose in turn."""
+    found = [
+        f"{option.node}.{key}"
+        for option in choice_options()
+        if option.group == group and option.name in names
+        for key in option.content
+    ]
+    for name in names:
+        path = resource_root() / "conf" / group / f"{name}.yaml"
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        if text.startswith("# @package _global_"):
+            content = yaml.safe_load(text)
+            for chosen in content.pop("defaults", []):
+                for other, option in chosen.items():
+                    found += declared_by(other.removeprefix("override ").lstrip("/"), [option])
+            found += [key for key, _ in flat(content)]
+    return found
 
 
 def check_choices(plain: Mapping[str, Any]) -> None:

@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 
 from andrea_ablate.registry import ConfigError, nearest
 
-# Raise when the same configuration would now give other numbers: it is part of every run id.
+# Raise when the same configuration would now give other numbers and no choice's code shows it (codehash.py): it is part
+# of every run id.
 NUMERICS_VERSION = 1
 
 PRECISIONS = ("32-true", "bf16-mixed")
@@ -27,7 +28,10 @@ PRECISIONS = ("32-true", "bf16-mixed")
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """One transformer. ``d_head: null`` means ``d_model / n_heads``; the last seven fields are choice nodes."""
+    """One transformer. ``d_head: null`` means ``d_model / n_heads``; the last eight fields are choice nodes.
+
+    ``layer_pattern`` says which layers are ``local`` and which ``global``, see `layer_kinds`.
+    """
 
     d_model: int
     n_layers: int
@@ -38,11 +42,14 @@ class ModelConfig:
     max_seq_len: int
     tie_embeddings: bool
     linear_bias: bool
+    head_bias: bool
     dropout: float
+    layer_pattern: list[str]
     block: dict[str, Any]
     norm: dict[str, Any]
     ffn: dict[str, Any]
     pos: dict[str, Any]
+    scaling: dict[str, Any]
     attn: dict[str, Any]
     stability: dict[str, dict[str, Any]]
     init: dict[str, Any]
@@ -76,6 +83,7 @@ class TrainerConfig:
     compile: bool
     deterministic: bool
     val_every: int
+    val_lengths: list[int]
     checkpoint_every: int
     diverged_after: int
     diverged_factor: float
@@ -88,6 +96,26 @@ class PathsConfig:
     runs: str
     sweeps: str
     cache: str
+
+
+@dataclass(frozen=True)
+class SweepConfig:
+    """What holds for a whole sweep and is part of no run: it changes which runs there are, not their numbers.
+
+    ``match`` and ``match_knob`` are explained in matching.py, ``allow_confounds`` in confounds.py, ``margin`` (nats per
+    token) in report/compare.py.
+    """
+
+    match: str
+    match_knob: str
+    allow_confounds: list[str]
+    margin: float
+
+
+SWEEP_KEYS = tuple(f.name for f in fields(SweepConfig))
+MATCHES = ("none", "params", "nonembedding", "flops")
+# Sizes that an arm can be matched by, and the setting that each is given by.
+KNOBS = {"d_ff": "model.ffn.ratio", "n_layers": "model.n_layers"}
 
 
 @dataclass(frozen=True)
@@ -177,6 +205,19 @@ def model_dims(model: ModelConfig) -> ModelDims:
     )
 
 
+def layer_kinds(model: ModelConfig) -> list[str]:
+    """``local`` or ``global`` for every layer: the pattern, repeated over the depth.
+
+    A window is that of the local layers; rope may differ in its base, its scaling and whether it is applied.
+    """
+    pattern = model.layer_pattern
+    if not pattern or not {*pattern} <= {"local", "global"}:
+        raise ConfigError(
+            f"model.layer_pattern={pattern} must be a list of local and global, such as [local,local,local,global]"
+        )
+    return [pattern[layer % len(pattern)] for layer in range(model.n_layers)]
+
+
 def part_options(node: Mapping[str, Any]) -> dict[str, Any]:
     """The options a module is given: the node without the keys that `model_dims` turns into sizes."""
     return {key: value for key, value in node.items() if key not in ("ratio", "multiple", "n_kv_heads")}
@@ -234,6 +275,18 @@ def run_config(plain: Mapping[str, Any]) -> RunConfig:
     return cfg
 
 
+def sweep_config(plain: Mapping[str, Any]) -> SweepConfig:
+    """Build a SweepConfig from those keys of the resolved configuration; the other keys are left alone."""
+    cfg = from_mapping(SweepConfig, {key: plain[key] for key in SWEEP_KEYS})
+    for key, allowed in (("match", MATCHES), ("match_knob", tuple(KNOBS))):
+        value = getattr(cfg, key)
+        if value not in allowed:
+            raise ConfigError(f"{key}={value} is not one of {', '.join(allowed)}{nearest(value, allowed)}")
+    if not 0 < cfg.margin < math.inf:
+        raise ConfigError(f"margin={cfg.margin} must be a positive number of nats, such as 0.03")
+    return cfg
+
+
 def _check(cfg: RunConfig) -> None:
     t = cfg.trainer
     for key, value, least in (
@@ -250,6 +303,11 @@ def _check(cfg: RunConfig) -> None:
     ):
         if value < least:
             raise ConfigError(f"{key}={value} must be at least {least}")
+    most = cfg.data.val_tokens or math.inf
+    if not all(1 <= length <= most for length in t.val_lengths):
+        raise ConfigError(
+            f"trainer.val_lengths={t.val_lengths} must be from 1 to data.val_tokens={cfg.data.val_tokens}"
+        )
     for key, value in (("seed", cfg.seed), ("data.seed", cfg.data.seed)):
         if not 0 <= value < 2**63:
             raise ConfigError(f"{key}={value} must be from 0 to 2^63 - 1")
@@ -279,6 +337,13 @@ def _check(cfg: RunConfig) -> None:
     betas = cfg.optim.get("betas", [0, 0])
     if not isinstance(betas, list) or len(betas) != 2 or not all(_is_number(b) and 0 <= b < 1 for b in betas):
         raise ConfigError(f"optim.betas={betas} must be two numbers in [0, 1), such as [0.9,0.95]")
+    momentum = cfg.optim.get("momentum", 0)
+    if not _is_number(momentum) or not 0 <= momentum < 1:
+        raise ConfigError(f"optim.momentum={momentum} must be a number in [0, 1), such as 0.9")
+    if cfg.optim.get("nesterov") and not momentum:
+        raise ConfigError(
+            "optim.nesterov=true looks ahead along a momentum, but optim.momentum=0; change one of the two"
+        )
     warmup = cfg.schedule["warmup_tokens"]
     if warmup is not None and not (_is_number(warmup) and 0 <= warmup < math.inf):
         raise ConfigError(f"schedule.warmup_tokens={warmup} must be a number of tokens, or null for a tenth of all")
@@ -312,7 +377,8 @@ def _coerce(hint: Any, value: Any, where: str) -> Any:
     if typing.get_origin(hint) is list:
         if not isinstance(value, (list, tuple)):
             raise ConfigError(f"{where}={value!r} must be a list, such as [{value}]")
-        return [str(item) for item in value]
+        inner = typing.get_args(hint)[0]
+        return [str(item) if inner is str else _coerce(inner, item, where) for item in value]
     value = _numbers(value) if hint in (int, float) else value
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
@@ -347,13 +413,14 @@ def to_plain(cfg: RunConfig) -> dict[str, Any]:
     return plain
 
 
-def run_id(cfg: RunConfig, corpus: str, device: str, ops: str) -> str:
+def run_id(cfg: RunConfig, corpus: str, device: str, ops: str, code: Mapping[str, str]) -> str:
     """Name a run by its content: everything in the configuration that can change a number, and nothing else.
 
     Args:
         corpus: fingerprint of the prepared data; it replaces the source's settings (a path does not change a number).
         device: ``cpu`` or ``cuda``, what ``trainer.accelerator: auto`` stands for on this machine.
         ops: ``compiled`` or ``reference``, what ``ops: auto`` stands for: the two differ in the last bits.
+        code: hash of the code of each choice, see codehash.py.
     """
     plain = asdict(cfg)
     for key in ("name", "group", "tags", "logger", "paths"):
@@ -363,7 +430,7 @@ def run_id(cfg: RunConfig, corpus: str, device: str, ops: str) -> str:
     del plain["trainer"]["checkpoint_every"]
     plain["trainer"]["accelerator"] = device
     plain["ops"] = ops
-    content = {"config": _canonical(plain), "corpus": corpus, "numerics": NUMERICS_VERSION}
+    content = {"config": _canonical(plain), "corpus": corpus, "code": dict(code), "numerics": NUMERICS_VERSION}
     return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 

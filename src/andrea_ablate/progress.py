@@ -12,12 +12,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import rich.progress
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
 from andrea_ablate.accounting import account
+from andrea_ablate.config import SweepConfig, model_dims
+from andrea_ablate.matching import mismatch
 from andrea_ablate.registry import ConfigError
+from andrea_ablate.report.cells import ArmName
 from andrea_ablate.tracking.store import Store
 
 if TYPE_CHECKING:
@@ -26,8 +29,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("andrea_ablate")
 
 
-def plan_table(jobs: Sequence[Job], missing: Sequence[Job], store: Store) -> Table:
-    """Arms, parameters, cost and what is left to do, with the time that it should take on this machine."""
+def plan_table(jobs: Sequence[Job], missing: Sequence[Job], store: Store, settings: SweepConfig | None = None) -> Table:
+    """Arms, parameters, cost and what is left to do, with the time that it should take on this machine.
+
+    Where the sweep matches its arms, also the size that gave way and what is left of the mismatch to the first arm.
+    """
+    match = settings.match if settings else "none"
     arms: dict[str, list[Job]] = {}
     for job in jobs:
         arms.setdefault(job.arm, []).append(job)
@@ -35,21 +42,26 @@ def plan_table(jobs: Sequence[Job], missing: Sequence[Job], store: Store) -> Tab
     left = "none to train"
     if missing:
         tokens = sum(job.cfg.total_steps * job.cfg.tokens_per_step for job in missing)
-        left = f"{len(missing)} to train ({tokens:,} tokens, {format_seconds(expected_seconds(missing, store))})"
+        seconds = format_seconds(expected_seconds(missing, store))
+        left = f"{len(missing)} to train ({tokens:,} tokens, {seconds} plus start-up)"
     table = Table(
         title=f"Plan: {_counted(len(arms), 'arm')}, {_counted(len(jobs), 'run')}, {left}", title_justify="left"
     )
-    for column in ("arm", "parameters", "MFLOP/token", "tokens/run", "runs", "to train"):
+    shown = (f"{match} to first",) if match != "none" else ()
+    for column in ("arm", "parameters", "MFLOP/token", *shown, "tokens/run", "runs", "to train"):
         table.add_column(column, justify="left" if column == "arm" else "right", overflow="fold")
     for arm, members in arms.items():
         cfg = members[0].cfg
-        name = Text(arm)  # not a str, in which [qk_norm] would be read as markup
+        name: RenderableType = ArmName(arm)
         try:
             counts = account(cfg.model, cfg.data.seq_len)
             cells = [f"{counts.params:,}", f"{counts.flops_train / 1e6:.2f}"]
+            if settings and match != "none":
+                size = getattr(model_dims(cfg.model), settings.match_knob)
+                cells.append(f"{100 * mismatch(cfg, jobs[0].cfg, match):+.2f} %, {settings.match_knob} {size}")
         except ConfigError as error:
-            name.append(f"\n{error}", style="red")
-            cells = ["-", "-"]
+            name = Group(name, Text(str(error), style="red"))
+            cells = ["-"] * (2 + len(shown))
         todo = sum(job.run_id in waiting for job in members)
         table.add_row(name, *cells, f"{cfg.total_steps * cfg.tokens_per_step:,}", str(len(members)), str(todo))
     return table

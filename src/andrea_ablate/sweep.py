@@ -7,7 +7,9 @@ import json
 import logging
 import math
 import re
+import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +21,9 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
-from andrea_ablate.composition import to_run_config
-from andrea_ablate.config import RunConfig, model_dims, to_plain
+from andrea_ablate.composition import declared_by, references, to_run_config, to_sweep_config
+from andrea_ablate.config import KNOBS, SWEEP_KEYS, ModelConfig, RunConfig, SweepConfig, model_dims, to_plain
+from andrea_ablate.confounds import COMPUTED, Difference, differences, flat, refuse_undeclared
 from andrea_ablate.registry import ConfigError
 
 if TYPE_CHECKING:
@@ -31,7 +34,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("andrea_ablate")
 # Sections that never change a number, so that they name no arm and make no second run.
-_SHOWN_ONLY = ("name", "tags", "group", "logger", "paths", "hydra")
+_SHOWN_ONLY = ("name", "tags", "group", "logger", "paths", "hydra", *SWEEP_KEYS)
+# Settings that tune a design and do not make another one of it.
+_TUNING = ("optim.lr", "schedule.warmup_tokens")
 
 
 @dataclass(frozen=True)
@@ -44,12 +49,26 @@ class Job:
     run_id: str
 
     @property
+    def design(self) -> str:
+        """All choices but what tunes them: arms that share it are one design at several learning rates or warm-ups."""
+        return arm_name([override for override in self.overrides if override.partition("=")[0] not in _TUNING])
+
+    @property
     def label(self) -> str:
         return f"{self.arm} seed={self.cfg.seed}"
 
 
 # Trains jobs as a group; returns, by run id, why those failed that could not even write a record.
 Launch = Callable[[Sequence[Job], str], Mapping[str, str]]
+
+
+@dataclass(frozen=True)
+class Factors:
+    """What a sweep varies and what follows from it: dotted key -> the swept choice that sets it, key -> its sources."""
+
+    declared: Mapping[str, str]
+    references: Mapping[str, Sequence[str]]
+    settings: SweepConfig
 
 
 class AblateSweeper(Sweeper):
@@ -86,15 +105,26 @@ class AblateSweeper(Sweeper):
             if _section(key) in (*_SHOWN_ONLY, "experiments"):
                 raise ConfigError(f"'{last[key].input_line}': {key} takes one value; sweep over a setting of the runs")
         composed: dict[tuple[str, ...], DictConfig] = {}
-        jobs = []
+        matched: dict[tuple[str, ...], tuple[ModelConfig, str | None]] = {}
+        jobs: list[Job] = []
         for part in BasicSweeper.split_arguments(list(last.values()), None)[0]:
             # Composing takes 0.2 s, and between the seeds of an arm one number differs.
             design = tuple(override for override in part if not override.startswith("seed="))
             cfg = composed[design] = composed.get(design) or self._compose(list(part))
             if len(design) < len(part):
                 cfg.seed = next(parser.parse_override(o).value() for o in part if o not in design)
-            jobs.append(make_job(list(part), arm_name(part, swept), to_run_config(cfg, self.start_folder)))
-        conduct(jobs, sweep_name([key for key in swept if key != "seed"], jobs), self._launch)
+            arm, settings = arm_name(part, swept), to_sweep_config(cfg)
+            run_cfg = to_run_config(cfg, self.start_folder, part)
+            if settings.match != "none":
+                if design not in matched:
+                    matched[design] = _match(run_cfg, jobs[0].cfg if jobs else run_cfg, settings, swept)
+                model, override = matched[design]
+                run_cfg = replace(run_cfg, model=model)
+                if override:
+                    part = [*(o for o in part if not o.startswith(f"{KNOBS[settings.match_knob]}=")), override]
+            jobs.append(make_job(list(part), arm, run_cfg))
+        factors = Factors(_declared(last, swept, settings), references(cfg), settings)
+        conduct(jobs, sweep_name([key for key in swept if key != "seed"], jobs), self._launch, factors)
 
     def _compose(self, overrides: list[str]) -> DictConfig:
         assert self.hydra_context is not None and self.config is not None
@@ -113,6 +143,33 @@ class AblateSweeper(Sweeper):
             return {job.run_id: _reason(error) for job in jobs}
         failed = {job.run_id: back._return_value for job, back in zip(jobs, returns, strict=True)}
         return {run_id: _reason(error) for run_id, error in failed.items() if isinstance(error, Exception)}
+
+
+def _declared(overrides: Mapping[str, Any], swept: Sequence[str], settings: SweepConfig) -> dict[str, str]:
+    """Dotted keys that the swept overrides set, by themselves or through the YAML files of the options they name."""
+    found: dict[str, str] = {}
+    if settings.match != "none":
+        found[KNOBS[settings.match_knob]] = f"match={settings.match}"
+    for key in swept:
+        factor = key.lstrip("+")
+        values = " ".join(map(str, overrides[key].sweep_string_iterator()))
+        found |= dict.fromkeys(declared_by(factor, re.findall(r"\w+", values)), factor)
+        found[factor] = factor
+    return found
+
+
+def _match(
+    arm: RunConfig, baseline: RunConfig, settings: SweepConfig, swept: Collection[str]
+) -> tuple[ModelConfig, str | None]:
+    from andrea_ablate.matching import match_model
+
+    key = KNOBS[settings.match_knob]
+    if key in swept:
+        others = " or ".join(f"match_knob={knob}" for knob in KNOBS if knob != settings.match_knob)
+        raise ConfigError(
+            f"match={settings.match} would set {key}, which is swept here; give way by {others}, or use match=none"
+        )
+    return match_model(arm, baseline, settings)
 
 
 def _reason(error: Exception) -> str:
@@ -191,10 +248,13 @@ def single_run(cfg: RunConfig, overrides: Sequence[str]) -> float | None:
     return losses[-1]
 
 
-def conduct(jobs: Sequence[Job], name: str, launch: Launch) -> None:
+def conduct(jobs: Sequence[Job], name: str, launch: Launch, factors: Factors | None = None) -> None:
     """Print the plan, launch what is missing, print and save the comparison.
 
-    Raises: SystemExit(1) when a run did not finish; KeyboardInterrupt as it comes, after saying what is left.
+    Args:
+        factors: what the sweep varies; None for a run on its own.
+    Raises: ConfigError for arms that differ in what nothing swept declares; SystemExit(1) when a run did not finish;
+        KeyboardInterrupt as it comes, after saying what is left.
     """
     from rich.console import Console
 
@@ -218,7 +278,9 @@ def conduct(jobs: Sequence[Job], name: str, launch: Launch) -> None:
     missing = [job for job in unique.values() if not is_final(job)]
     if missing:
         check_logger(missing[0].cfg.logger)
-    console.print(plan_table(list(unique.values()), missing, store))
+    console.print(plan_table(list(unique.values()), missing, store, factors.settings if factors else None))
+    if factors:
+        _say_what_differs(list(unique.values()), missing, store, factors, console)
     without = library.loaded().reason
     if without and any(job.cfg.ops == "auto" for job in missing):
         console.print(f"ops=auto: torch's own operations run, the compiled library is {without}", markup=False)
@@ -234,13 +296,60 @@ def conduct(jobs: Sequence[Job], name: str, launch: Launch) -> None:
         console.print(f"{sum(map(is_final, unique.values()))} of {len(unique)} runs are finished and kept.")
         raise
     rows = [row_of(job, store, failed.get(job.run_id, "")) for job in unique.values()]
-    comparison = compare(rows)
+    comparison = compare(rows, margin=factors.settings.margin) if factors else compare(rows)
     console.print(comparison.render())
     folder = Path(jobs[0].cfg.paths.sweeps) / name
     save(comparison, folder)
     console.print(f"Saved in {folder}; records in {store.root}.", style="dim", soft_wrap=True, markup=False)
+    page = shlex.join(["python", "-m", "andrea_ablate.report", str(folder), "--runs", str(store.root)])
+    console.print(f"As a page: {page}", style="dim", soft_wrap=True, markup=False, highlight=False)
     if any(row.status != "finished" for row in comparison.rows):
         raise SystemExit(1)
+
+
+def _say_what_differs(
+    jobs: Sequence[Job], missing: Sequence[Job], store: Store, factors: Factors, console: Console
+) -> None:
+    """The lines below the plan. Raises: ConfigError for what nothing that is swept declares, unless it is allowed."""
+    from andrea_ablate.matching import unmatched
+    from andrea_ablate.report.compare import BUDGET_TOLERANCE
+
+    settings = factors.settings
+    arms = {job.arm: job.cfg for job in jobs}
+    if settings.match != "none" and (far := unmatched(arms, settings, BUDGET_TOLERANCE)):
+        console.print(far, markup=False, highlight=False, style="yellow")
+    found = arm_differences(jobs, missing, store, factors)
+    if found:
+        console.print("The arms differ in what they sweep, and with it in:")
+    for item in found:
+        origin = f"from {', '.join(item.factors)}" if item.factors else "not declared"
+        console.print(f"  {item} ({origin})", markup=False, highlight=False, soft_wrap=True)
+    refuse_undeclared(found, settings.allow_confounds)
+
+
+def arm_differences(jobs: Sequence[Job], missing: Sequence[Job], store: Store, factors: Factors) -> list[Difference]:
+    """What the arms differ in: settings, what those come to, and the versions that trained or will train each arm."""
+    from andrea_ablate import machine
+    from andrea_ablate.training.facts import facts
+
+    settings: dict[str, dict[str, Any]] = {}
+    known: dict[str, dict[str, Any]] = {}
+    # All that an arm was or will be trained with: an upgrade between two seeds leaves the seeds paired.
+    trained_with: dict[tuple[str, str], dict[str, None]] = {}
+    here, waiting = machine.versions(), {job.run_id for job in missing}
+    for job in jobs:
+        if job.arm not in settings:
+            plain = {key: value for key, value in to_plain(job.cfg).items() if key not in (*_SHOWN_ONLY, "seed")}
+            settings[job.arm] = dict(flat(plain))
+            known[job.arm] = {}
+            with suppress(ConfigError):  # it cannot be built, and becomes a failed run that says why
+                known[job.arm] = facts(job.cfg)
+        versions = here if job.run_id in waiting else (store.record(job.run_id) or {}).get("versions", {})
+        for name, version in versions.items():
+            trained_with.setdefault((job.arm, name), {})[version] = None
+    for (arm, name), seen in trained_with.items():
+        known[arm][f"versions.{name}"] = " and ".join(seen)
+    return differences(settings, known, factors.declared, {**COMPUTED, **factors.references})
 
 
 def _wait_for_others(jobs: Sequence[Job], group: str, store: Store, console: Console) -> None:
@@ -268,6 +377,9 @@ def row_of(job: Job, store: Store, failure: str = "") -> RunRow:
         arm=job.arm,
         seed=job.cfg.seed,
         status=status,
+        design=job.design,
+        lr=job.cfg.optim["lr"],
+        warmup_tokens=job.cfg.warmup_steps * job.cfg.tokens_per_step,
         reason=reason,
         run_id=job.run_id,
         val_loss=loss if isinstance(loss, float) and math.isfinite(loss) else None,

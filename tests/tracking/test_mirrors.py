@@ -210,6 +210,7 @@ def test_tensorboard_without_its_package(monkeypatch: pytest.MonkeyPatch) -> Non
 # --- Weights & Biases ---
 
 
+@pytest.mark.slow  # several runs
 def test_three_offline_runs_of_one_process_stay_apart(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     seconds = []
     for seed in range(3):
@@ -330,6 +331,7 @@ def test_online_without_a_key_stops_within_seconds_and_never_asks(tmp_path: Path
     assert done.returncode == 1 and "mode=online needs a W&B API key" in last and "logger.mode=offline" in last
 
 
+@pytest.mark.slow  # several runs
 def test_unreachable_server_degrades_after_the_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

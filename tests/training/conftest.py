@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from outcome import Outcome, Straight, digest_of, fresh
+from outcome import Outcome, Spoil, Straight, digest_of, fresh
 
 from andrea_ablate.composition import compose
 from andrea_ablate.config import RunConfig
@@ -68,6 +68,23 @@ def during(monkeypatch: pytest.MonkeyPatch) -> During:
 
     monkeypatch.setattr(LanguageModule, "training_step", training_step)
     return actions.__setitem__
+
+
+@pytest.fixture
+def spoil(monkeypatch: pytest.MonkeyPatch) -> Spoil:
+    """``spoil({7: ("nll", nan)})``: what steps report instead of their own numbers."""
+    original = LanguageModule.training_step
+    wrong: dict[int, tuple[str, float]] = {}
+
+    def training_step(self: LanguageModule, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
+        outputs = original(self, batch, batch_idx)
+        if self.step in wrong:
+            key, value = wrong[self.step]
+            outputs[key] = torch.tensor(value)
+        return outputs
+
+    monkeypatch.setattr(LanguageModule, "training_step", training_step)
+    return wrong.update
 
 
 @pytest.fixture

@@ -46,6 +46,7 @@ class Outcome:
         return sorted(int(path.stem[5:]) for path in (self.folder / "checkpoints").glob("*.ckpt"))
 
 
+Spoil = Callable[..., None]  # what steps report instead of their own numbers: the fixture of that name
 Straight = Callable[..., Outcome]  # overrides -> the outcome of the undisturbed run: the fixture of that name
 
 

@@ -110,9 +110,10 @@ def test_checkpoint_that_asks_for_trust_is_not_read(tmp_path: Path, caplog: pyte
     assert not (tmp_path / "sprung").exists()
 
 
-@pytest.mark.parametrize("optim", ["adamw", "muon"])
+@pytest.mark.slow  # several runs
+@pytest.mark.parametrize("optim", ["adamw", "muon", "lion", "sgd"])
 def test_everything_written_loads_without_trust(optim: str, epochs: Compose, during: During) -> None:
-    cfg = epochs(f"optim={optim}", "stability=[qk_norm]", "model.linear_bias=true")
+    cfg = epochs(f"optim={optim}", "stability=[qk_norm,skip_step]", "model.linear_bias=true")
     during(17, lambda: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(KeyboardInterrupt):
         run(cfg)

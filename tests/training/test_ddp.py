@@ -27,7 +27,8 @@ from support import Compose
 # Each rank is a new process that imports Lightning anew.
 pytestmark = pytest.mark.slow
 
-WHOLE = ("model.dropout=0.0", "trainer.grad_clip=0.5", "stability=[z_loss]")
+WHOLE = ("model.dropout=0.0", "trainer.grad_clip=0.5", "stability=[z_loss,skip_step]")
+WHOLE += ("model.stability.skip_step.window=4", "model.stability.skip_step.sigma=1.0")
 
 
 class Masked(Dataset[dict[str, Any]]):
@@ -87,6 +88,7 @@ def agree(one: Outcome, two: Outcome) -> None:
     assert [row["step"] for row in two.val] == [row["step"] for row in one.val]
     for a, b in zip(one.train, two.train, strict=True):
         assert b == pytest.approx(a, rel=1e-5, abs=1e-7)
+    assert 0 < sum(row["optim/skipped"] for row in one.train) < 12
     for a, b in zip(one.val, two.val, strict=True):
         assert (
             a["val/tokens"] == b["val/tokens"] == 35

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import os
 import signal
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from outcome import Outcome, Straight
+from outcome import Outcome, Spoil, Straight
 
 from andrea_ablate.config import RunConfig
 from andrea_ablate.tracking.store import Store
@@ -20,25 +19,6 @@ from andrea_ablate.training import checkpoint
 from andrea_ablate.training.module import LanguageModule
 from andrea_ablate.training.run import run
 from support import Cli, Compose
-
-Spoil = Callable[..., None]
-
-
-@pytest.fixture
-def spoil(monkeypatch: pytest.MonkeyPatch) -> Spoil:
-    """``spoil({7: ("nll", nan)})``: what steps report instead of their own numbers."""
-    original = LanguageModule.training_step
-    wrong: dict[int, tuple[str, float]] = {}
-
-    def training_step(self: LanguageModule, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
-        outputs = original(self, batch, batch_idx)
-        if self.step in wrong:
-            key, value = wrong[self.step]
-            outputs[key] = torch.tensor(value)
-        return outputs
-
-    monkeypatch.setattr(LanguageModule, "training_step", training_step)
-    return wrong.update
 
 
 def test_learning_rate_of_a_million_ends_as_diverged(epochs: Compose) -> None:
@@ -130,6 +110,7 @@ def test_run_whose_last_validation_is_not_finite_has_not_finished(
     assert (record["status"], record["reason"]) == ("diverged", "validation loss not finite after step 24")
 
 
+@pytest.mark.slow  # several runs
 def test_signal_in_a_bad_step_goes_back_to_before_it(
     epochs: Compose, straight: Straight, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +134,7 @@ def test_signal_in_a_bad_step_goes_back_to_before_it(
     assert Outcome(cfg).final == straight().final
 
 
+@pytest.mark.slow  # several runs
 def test_sweep_goes_on_past_a_diverged_arm_and_the_exit_status_says_so(cli: Cli, tmp_path: Path) -> None:
     answer = cli("-m", "optim.lr=1e6,1e-3", "trainer.tokens=2560")
     assert answer.status == 1

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -81,6 +82,7 @@ def test_ten_steps_of_four_micro_batches_are_ten_updates_and_forty_forwards(
     assert (outcome.record["total_steps"], outcome.record["tokens"]) == (10, 320)
 
 
+@pytest.mark.slow  # several runs
 def test_intervals_count_updates_whatever_the_accumulation(epochs: Compose) -> None:
     for accumulate in (1, 4):
         cfg = epochs(f"trainer.accumulate={accumulate}", "trainer.val_every=4", "trainer.checkpoint_every=7")
@@ -199,6 +201,7 @@ def test_optimizer_receives_the_clipped_norm_and_the_record_the_unclipped(
     assert [row["train/grad_norm"] for row in Outcome(cfg).train] == pytest.approx(before, rel=1e-5)
 
 
+@pytest.mark.slow  # several runs
 def test_no_clipping_changes_no_gradient(epochs: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     cfg = epochs("trainer.grad_clip=null")
     before, after = norms_at_the_optimizer(cfg, monkeypatch)
@@ -248,6 +251,41 @@ def test_validation_loss_does_not_depend_on_the_batch_size(batch_size: int, epoc
         logp = module.model(tokens[:40].view(5, 8)).double().log_softmax(-1)
     nll = -logp.gather(-1, tokens[1:].view(5, 8, 1)).sum().item()
     assert math.exp(metrics["val/loss"]) == pytest.approx(math.exp(nll / 40), rel=1e-6)
+
+
+@pytest.mark.parametrize(("length", "edges"), [(8, [0, 8]), (20, [0, 16, 20]), (40, [0, 16, 32, 40])])
+def test_the_loss_at_other_lengths_is_that_of_the_logits(length: int, edges: list[int], epochs: Compose) -> None:
+    """Forty predictions, which windows of 8, 20 and 40 tokens cover once each."""
+    cfg = epochs()
+    corpus = identify(cfg)[1]
+    corpus = replace(corpus, val=np.asarray(corpus.train[:41]))
+    module = attach(LanguageModule(cfg))
+    found = module.evaluate_at(length, DataModule(corpus, cfg.data, 4, 1).val_dataloader(length))
+    tokens, want = torch.tensor(corpus.val.astype(np.int64)), torch.zeros(40, dtype=torch.float64)
+    module.eval()
+    for first in range(0, 40, length):
+        with torch.no_grad():
+            logp = module.model(tokens[None, first : first + length][:, : 40 - first]).double().log_softmax(-1)[0]
+        want[first : first + len(logp)] = -logp.gather(-1, tokens[first + 1 : first + 1 + len(logp), None])[:, 0]
+    position = torch.arange(40) % length
+    bands = {
+        f"val_{length}/loss_from_{a}": want[(a <= position) & (position < b)].mean().item() for a, b in pairwise(edges)
+    }
+    assert found == pytest.approx({f"val_{length}/loss": want.mean().item(), **bands}, rel=1e-5)
+
+
+def test_lengths_beyond_training_are_in_the_last_row_and_the_record(epochs: Compose) -> None:
+    """A corpus that is shorter than the length leaves no positions at its end, and nothing is said of them."""
+    longer = after(epochs("trainer.val_lengths=[8,24,100]", "trainer.val_every=12"))
+    *_, first, last = longer.val
+    assert "val_24/loss" not in first
+    assert last["val_8/loss"] == pytest.approx(last["val/loss"], rel=1e-6)
+    assert {key for key in last if key.startswith("val_24/")} == {
+        f"val_24/loss{at}" for at in ("", "_from_0", "_from_16")
+    }
+    assert "val_100/loss_from_64" not in last
+    assert longer.record["val_24/loss"] == last["val_24/loss"]
+    assert longer.weights == after(epochs("trainer.val_every=12")).weights
 
 
 def test_validation_batch_without_targets_counts_for_nothing(epochs: Compose) -> None:
@@ -324,6 +362,7 @@ def test_arms_of_a_seed_share_batches_and_the_weights_they_have_in_common(
         assert all(torch.equal(base[name], weights[name]) for name in common), arm
 
 
+@pytest.mark.slow  # several runs
 def test_another_seed_changes_batches_and_weights_and_a_data_seed_the_batches_only(
     epochs: Compose, digests: list[tuple[int, str]], first_weights: list[dict[str, Tensor]]
 ) -> None:
@@ -364,15 +403,17 @@ def test_token_hash_chains_the_batches_in_order(epochs: Compose, monkeypatch: py
 # --- names and precision ---
 
 
-@pytest.mark.parametrize("logger", ["none", "csv", "tensorboard"])
-@pytest.mark.parametrize("extra", [(), ("stability=[z_loss]", "trainer.accumulate=2")])
+@pytest.mark.parametrize(
+    ("logger", "extra"),
+    [("none", ()), ("csv", ("stability=[z_loss]", "trainer.accumulate=2")), ("tensorboard", ())],
+)
 def test_metric_names_do_not_depend_on_flags(logger: str, extra: tuple[str, ...], epochs: Compose, tiny: Any) -> None:
     cfg = tiny(f"logger={logger}", *extra)
     run(cfg)
     outcome = Outcome(cfg)
     penalty = {"train/penalty"} if extra else set()
     for row in outcome.train:
-        assert row.keys() == {"step", "tokens", "train/loss", "train/grad_norm", "optim/lr"} | penalty
+        assert row.keys() == {"step", "tokens", "train/loss", "train/grad_norm", "optim/lr", "spike/count"} | penalty
     for row in outcome.val:
         assert row.keys() == {"step", "val/loss", "val/tokens", "val/bpb"}
     assert len(outcome.train) == 10 and len(outcome.val) == 2
@@ -393,6 +434,7 @@ def test_bf16_trains_keeps_fp32_weights_and_is_recorded(straight: Straight) -> N
     assert {value.dtype for value in load_file(narrow.folder / "model.safetensors").values()} == {torch.float32}
 
 
+@pytest.mark.slow  # several runs
 def test_bf16_run_resumes_to_the_same_bits(epochs: Compose, straight: Straight, during: Any) -> None:
     import os
     import signal

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from andrea_ablate.model import TransformerLM
-from andrea_ablate.norms import NORMS
+from andrea_ablate.registry import ConfigError
 from andrea_ablate.training.optim import OPTIMIZERS, Muon, orthogonalise, param_groups
 from designs import NODES, design, options
 from support import Compose
@@ -23,7 +23,7 @@ CHOICES: list[dict[str, Any]] = [
     *({"stability": (trick,)} for trick in options("stability")),
     {"linear_bias": True, "ffn": "swiglu"},
     {"linear_bias": True, "tie_embeddings": True},
-    *({"norm": {"type": name, "bias": True}} for name in NORMS.names()),
+    {"norm_type": "rmsnorm", "norm": {"bias": True}},
 ]
 
 
@@ -89,6 +89,82 @@ def test_three_adamw_updates_follow_the_papers_algorithm(epochs: Compose) -> Non
         optimizer.step()
     for name, parameter in model.named_parameters():
         np.testing.assert_allclose(parameter.detach().numpy(), start[name], rtol=2e-4, atol=1e-6)
+
+
+def test_three_lion_updates_follow_the_papers_algorithm(epochs: Compose) -> None:
+    cfg = epochs("optim=lion")
+    model = TransformerLM(cfg.model)
+    node = {**cfg.optim, "lr": 0.01, "betas": [0.8, 0.9], "weight_decay": 0.2}
+    optimizer = OPTIMIZERS.build(node, model=model)
+    theta = {name: p.detach().double().numpy().copy() for name, p in model.named_parameters()}
+    m = {name: np.zeros_like(value) for name, value in theta.items()}
+    for t in (1, 2, 3):
+        torch.manual_seed(t)
+        for name, parameter in model.named_parameters():
+            parameter.grad = torch.randn_like(parameter)
+            g = parameter.grad.double().numpy()
+            decay = 0.2 if parameter.ndim == 2 and name != "embedding" else 0.0
+            theta[name] -= 0.01 * (np.sign(0.8 * m[name] + 0.2 * g) + decay * theta[name])
+            m[name] = 0.9 * m[name] + 0.1 * g
+        optimizer.step()
+    for name, parameter in model.named_parameters():
+        np.testing.assert_allclose(parameter.detach().numpy(), theta[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_three_sgd_updates_follow_the_formula(nesterov: bool, epochs: Compose) -> None:
+    cfg = epochs("optim=sgd")
+    model = TransformerLM(cfg.model)
+    node = {**cfg.optim, "lr": 0.01, "momentum": 0.8, "nesterov": nesterov, "weight_decay": 0.2}
+    optimizer = OPTIMIZERS.build(node, model=model)
+    theta = {name: p.detach().double().numpy().copy() for name, p in model.named_parameters()}
+    v = {name: np.zeros_like(value) for name, value in theta.items()}
+    for t in (1, 2, 3):
+        torch.manual_seed(t)
+        for name, parameter in model.named_parameters():
+            parameter.grad = torch.randn_like(parameter)
+            decay = 0.2 if parameter.ndim == 2 and name != "embedding" else 0.0
+            g = parameter.grad.double().numpy() + decay * theta[name]
+            v[name] = 0.8 * v[name] + g
+            theta[name] -= 0.01 * (g + 0.8 * v[name] if nesterov else v[name])
+        optimizer.step()
+    for name, parameter in model.named_parameters():
+        np.testing.assert_allclose(parameter.detach().numpy(), theta[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (["optim=sgd", "optim.momentum=1.0"], "optim.momentum=1.0 must be a number in"),
+        (["optim=muon", "optim.momentum=null"], "optim.momentum=None must be a number in"),
+        (["optim=sgd", "optim.momentum=0", "optim.nesterov=true"], "optim.nesterov=true .* optim.momentum=0"),
+    ],
+)
+def test_an_impossible_momentum_is_refused_at_composition(changes: list[str], words: str, epochs: Compose) -> None:
+    with pytest.raises(ConfigError, match=words):
+        epochs(*changes)
+
+
+UPDATES_WORKED_OUT = {"adamw", "muon", "lion", "sgd"}
+
+
+def test_every_optimizer_has_an_independent_update() -> None:
+    assert set(OPTIMIZERS.names()) == UPDATES_WORKED_OUT
+
+
+@pytest.mark.parametrize("optim", OPTIMIZERS.names())
+def test_a_step_without_gradients_changes_nothing(optim: str, epochs: Compose) -> None:
+    """What leaving out a step (skip_step) relies on."""
+    cfg = epochs(f"optim={optim}")
+    model = TransformerLM(cfg.model)
+    optimizer = OPTIMIZERS.build({**cfg.optim, "lr": 0.1}, model=model)
+    random_gradients(model)
+    optimizer.step()
+    weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    optimizer.zero_grad()
+    optimizer.step()
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    assert str(optimizer.state_dict()) == str(state)
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (24, 8), (8, 24), (5, 3), (1, 7)])

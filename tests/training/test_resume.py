@@ -47,6 +47,7 @@ def go_on(cfg: RunConfig) -> Outcome:
 # --- signals ---
 
 
+@pytest.mark.slow  # several runs
 @pytest.mark.parametrize("at", [8, 10, 17])
 @pytest.mark.parametrize(
     "overrides", [(), ("optim=muon", "trainer.accumulate=2", "model.tie_embeddings=true")], ids=["adamw", "muon"]
@@ -112,6 +113,7 @@ def test_second_run_continues_the_folder_and_the_id(epochs: Compose, during: Dur
     assert trained == [str(step) for step in range(1, 25)]
 
 
+@pytest.mark.slow  # several runs
 def test_run_stopped_again_and_again_ends_in_the_same_bits(epochs: Compose, straight: Straight, during: During) -> None:
     cfg = epochs()
     for at in (1, 8, 9, 23):
@@ -209,21 +211,22 @@ def test_error_that_a_signal_caused_counts_as_a_stop(epochs: Compose, straight: 
     assert go_on(cfg).final == straight().final
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
-def test_handlers_of_the_caller_come_back(number: int, epochs: Compose, during: During) -> None:
+def test_handlers_of_the_caller_come_back(epochs: Compose, during: During) -> None:
     def own(number: int, frame: object) -> None:
         raise AssertionError("the caller's handler must not run while a run notes signals")
 
-    former = signal.signal(number, own)
+    former = {number: signal.signal(number, own) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
     try:
         cfg = epochs()
-        during(3, send(number))
-        stop(cfg)
-        assert signal.getsignal(number) is own
+        for at, number in enumerate(former, 3):
+            during(at, send(number))
+            stop(cfg)
+            assert all(signal.getsignal(number) is own for number in former)
         run(cfg)
-        assert signal.getsignal(number) is own
+        assert all(signal.getsignal(number) is own for number in former)
     finally:
-        signal.signal(number, former)
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 def test_run_in_a_thread_trains_without_signal_handlers(epochs: Compose, straight: Straight) -> None:
@@ -248,9 +251,10 @@ def test_command_line_says_130_and_then_goes_on(cli: Cli, tmp_path: Path, during
 # --- the state that crosses ---
 
 
-@pytest.mark.parametrize("optim", ["adamw", "muon"])
+@pytest.mark.slow  # several runs
+@pytest.mark.parametrize("choice", ["optim=adamw", "optim=muon", "optim=lion", "optim=sgd", "stability=[skip_step]"])
 def test_state_at_the_seam_is_that_of_the_undisturbed_run(
-    optim: str, epochs: Compose, during: During, monkeypatch: pytest.MonkeyPatch
+    choice: str, epochs: Compose, during: During, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[dict[str, Any]] = []
     original = LanguageModule.training_step
@@ -267,6 +271,7 @@ def test_state_at_the_seam_is_that_of_the_undisturbed_run(
                             for group in self.trainer.optimizers[0].param_groups
                         ],
                         "model": self.model.state_dict(),
+                        "guard": self.guard and self.guard.state_dict(),
                         "rng": torch.get_rng_state(),
                         "steps": self.trainer.global_step,
                         "recorder": {k: v for k, v in recorder.state_dict().items() if k != "wall_s"},
@@ -277,18 +282,20 @@ def test_state_at_the_seam_is_that_of_the_undisturbed_run(
         return original(self, batch, batch_idx)
 
     monkeypatch.setattr(LanguageModule, "training_step", training_step)
-    run(epochs(f"optim={optim}"))
-    cfg = epochs(f"optim={optim}")
+    run(epochs(choice))
+    cfg = epochs(choice)
     during(11, send())
     stop(cfg)
     run(cfg)
     before, after = seen
     assert_equal(before, after)
+    assert (before["guard"] is not None) == ("skip_step" in choice)
+    assert before["guard"] is None or len(before["guard"]["past"]) == 11
     recorder = before["recorder"]
     assert (
         before["steps"] == 11 and recorder["bad_steps"] == 0 and recorder["token_hash"] and recorder["initial_loss"] > 0
     )
-    parts = before["optimizer"]["parts"] if optim == "muon" else [before["optimizer"]]
+    parts = before["optimizer"].get("parts", [before["optimizer"]])
     moments = [state for part in parts for state in part["state"].values()]
     assert len(moments) == len(before["model"])
     assert all(any(torch.is_tensor(v) and v.abs().sum() > 0 for v in state.values()) for state in moments)
@@ -542,6 +549,7 @@ def server() -> multiprocessing.context.ForkServerContext:
     return context
 
 
+@pytest.mark.slow  # several runs
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: point.__name__)
 def test_killed_run_goes_on_to_the_same_bits(
     point: Callable[[], None],

@@ -20,6 +20,7 @@ HAND: dict[str, tuple[dict[str, Any], dict[int, float]]] = {
         {1: 0.2, 4: 0.8, 5: 1.0, 10: 0.1 + 0.45 * 1.5, 15: 0.1 + 0.45 * 0.5, 20: 0.1},  # cos 60°, cos 120°, cos 180°
     ),
     "linear": ({"min_ratio": 0.25}, {1: 0.2, 5: 1.0, 9: 0.8, 13: 0.6, 17: 0.4, 20: 0.25}),
+    "inverse_sqrt": ({}, {1: 0.2, 5: 1.0, 20: 0.5, 10: 0.5**0.5, 6: (5 / 6) ** 0.5}),
     "constant": ({}, {1: 0.2, 2: 0.4, 5: 1.0, 6: 1.0, 13: 1.0, 20: 1.0}),
     # The decay is the last fifth of fifteen steps: from step 17 to step 20.
     "wsd": (
@@ -46,11 +47,13 @@ def test_peak_ends_the_warm_up_and_the_minimum_ends_the_run(name: str, warmup: i
         assert factors[warmup - 1] == 1.0
         assert factors[:warmup] == [pytest.approx(step / warmup) for step in range(1, warmup + 1)]
     if total > warmup:
-        assert factors[-1] == pytest.approx(options.get("min_ratio", 1.0))
+        last = {"inverse_sqrt": math.sqrt(max(1, warmup) / total)}.get(name, options.get("min_ratio", 1.0))
+        assert factors[-1] == pytest.approx(last)
     after = factors[max(0, warmup - 1) :]
     assert after == sorted(after, reverse=True)
 
 
+@pytest.mark.slow  # several runs
 @pytest.mark.parametrize("accumulate", [1, 2, 4])
 def test_run_records_the_rate_of_each_update(accumulate: int, epochs: Compose) -> None:
     cfg = epochs(

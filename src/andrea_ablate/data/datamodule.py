@@ -148,9 +148,12 @@ class DataModule(lightning.LightningDataModule):
             generator=torch.Generator(),
         )
 
-    def val_dataloader(self) -> DataLoader[Item]:
+    def val_dataloader(self, length: int | None = None) -> DataLoader[Item]:
+        """Windows of `length` tokens, as many in a batch as hold the tokens of a training batch; None for seq_len."""
         rank, world = self._place()
-        data = ValBatches(self.corpus, self.cfg.seq_len, self.cfg.val_tokens, self.batch_size, rank, world)
+        length = length or self.cfg.seq_len
+        rows = max(1, self.batch_size * self.cfg.seq_len // length)
+        data = ValBatches(self.corpus, length, self.cfg.val_tokens, rows, rank, world)
         # A loader without a generator of its own draws from the global one, so that evaluating would change dropout.
         steps = Steps(range(len(data)))
         return DataLoader(data, batch_size=None, sampler=steps, collate_fn=_as_is, generator=torch.Generator())

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from andrea_ablate.codehash import code_hash
 from andrea_ablate.config import DataConfig
 from andrea_ablate.data.corpora import CORPORA, DocumentSource, TokenSource
 from andrea_ablate.data.files import digest, file_digest, map_tokens
@@ -39,6 +40,7 @@ class Corpus:
         unigram_entropy: nats per token of the train split's distribution of ids.
         entropy: nats per token given all earlier ones, where the source has it exactly.
         info: what goes into a record (plain JSON).
+        folder: the prepared folder; None for ids that were never prepared.
     """
 
     fingerprint: str
@@ -49,6 +51,7 @@ class Corpus:
     unigram_entropy: float
     entropy: float | None = None
     info: dict[str, Any] = field(default_factory=dict)
+    folder: Path | None = None
 
 
 @dataclass
@@ -87,6 +90,15 @@ def prepare(cfg: DataConfig, cache: Path) -> Corpus:
     return corpus
 
 
+def tokenizer_of(cfg: DataConfig, cache: Path) -> Tokenizer:
+    """The tokenizer of the prepared corpus, as it was learnt. Raises ConfigError as `prepare`."""
+    if cfg.tokenizer["type"] != "bpe":
+        return TOKENIZERS.build(cfg.tokenizer)
+    folder = prepare(cfg, cache).folder
+    assert folder is not None
+    return TOKENIZERS.build({"type": "file", "path": str(folder / "tokenizer.json")})
+
+
 def _prepare(cfg: DataConfig, cache: Path) -> Corpus:
     tokenizer = TOKENIZERS.build(cfg.tokenizer)
     source = CORPORA.build({**cfg.options, "type": cfg.type}, vocab_size=tokenizer.vocab_size)
@@ -114,7 +126,8 @@ def _prepare(cfg: DataConfig, cache: Path) -> Corpus:
         build = partial(_from_tokens, source, tokenizer, cfg.val_fraction)
 
     rule = "own file" if own_val else cfg.val_fraction
-    key = digest(json.dumps([FORMAT, content, tokenizer.identity, tokenizer.vocab_size, rule]).encode())
+    code = [code_hash(CORPORA.get(cfg.type)), code_hash(TOKENIZERS.get(cfg.tokenizer["type"]))]
+    key = digest(json.dumps([FORMAT, code, content, tokenizer.identity, tokenizer.vocab_size, rule]).encode())
     if not (cache / key).is_dir():
         _write(cache / key, build(), tokenizer, files=in_place is None)
     corpus = _open(cache / key, tokenizer.vocab_size, in_place)
@@ -294,5 +307,6 @@ def _open(folder: Path, vocab_size: int, in_place: tuple[NDArray[Any], NDArray[A
         vocab_size=vocab_size,
         token_bytes=np.load(folder / "token_bytes.npy") if "token_bytes.npy" in checksums else None,
         unigram_entropy=unigram,
+        folder=folder,
         info=info,
     )

@@ -102,7 +102,10 @@ class Bytes:
         return _join(self.pieces, ids)
 
     def to_json(self) -> str | None:
-        return None
+        """A byte-level BPE without merges: every byte stays its own token."""
+        split = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+        model = {"type": "BPE", "vocab": _printable_bytes(), "merges": []}
+        return json.dumps({"version": "1.0", "pre_tokenizer": split, "decoder": split, "model": model})
 
 
 @TOKENIZERS.register("none")
@@ -315,11 +318,16 @@ def _plain_ids(model: Any) -> Callable[[list[str]], Iterable[list[int]]]:
     return lambda texts: (found.ids for found in model.encode_batch_fast(texts, add_special_tokens=False))
 
 
-def _byte_pieces(vocabulary: Mapping[str, int], vocab_size: int) -> list[bytes]:
-    """Bytes of each id of a byte-level vocabulary, which writes a byte as one printable character (GPT-2's table)."""
+def _printable_bytes() -> dict[str, int]:
+    """GPT-2's table: the one printable character that a byte-level vocabulary writes for each byte."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
-    table = {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+def _byte_pieces(vocabulary: Mapping[str, int], vocab_size: int) -> list[bytes]:
+    """Bytes of each id of a byte-level vocabulary."""
+    table = _printable_bytes()
     pieces = [b""] * vocab_size
     for piece, i in vocabulary.items():
         pieces[i] = bytes(table[c] for c in piece) if all(c in table for c in piece) else piece.encode("utf-8")

@@ -24,7 +24,7 @@ from typing import Any
 
 import yaml
 
-from andrea_ablate.registry import ConfigError
+from andrea_ablate.registry import ConfigError, nearest
 
 STATUSES = ("running", "finished", "diverged", "failed", "interrupted")
 
@@ -110,19 +110,19 @@ def plain(value: Any, where: str) -> Any:
     raise TypeError(f"{where}={value!r} is a {type(value).__name__}; a record takes numbers, texts, lists and mappings")
 
 
-def _encode(value: Any) -> Any:
+def encode(value: Any) -> Any:
     """Replace the non-finite floats of a plain value by their names."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, dict):
-        return {key: _encode(item) for key, item in value.items()}
+        return {key: encode(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_encode(item) for item in value]
+        return [encode(item) for item in value]
     return value
 
 
 def _decode(value: Any) -> Any:
-    """Inverse of `_encode`."""
+    """Inverse of `encode`."""
     if isinstance(value, str):
         return _NONFINITE.get(value, value)
     if isinstance(value, dict):
@@ -309,7 +309,7 @@ class RunWriter:
         """
         payload, path = config_payload(config), self.folder / "config.yaml"
         if path.exists():
-            old, new = dict(_leaves(_encode(_load_yaml(path)))), dict(_leaves(_encode(payload)))
+            old, new = dict(_leaves(encode(_load_yaml(path)))), dict(_leaves(encode(payload)))
             for key in old | new:
                 if key not in old or key not in new or (type(old[key]), old[key]) != (type(new[key]), new[key]):
                     raise ConfigError(
@@ -327,7 +327,7 @@ class RunWriter:
             os.fsync(self._rows)
         except OSError as error:
             raise _refused("write", self._metrics, error) from error
-        write_atomic(self.folder / "record.json", json.dumps(_encode(merged), allow_nan=False, indent=1) + "\n")
+        write_atomic(self.folder / "record.json", json.dumps(encode(merged), allow_nan=False, indent=1) + "\n")
         self.record = merged
 
     def log(self, row: Mapping[str, Any]) -> None:
@@ -340,7 +340,7 @@ class RunWriter:
             text = _JSON.encode(row)
         except (TypeError, ValueError):  # a scalar of numpy or torch, or a non-finite float
             copy = plain(row, "")
-            text, nonfinite = _JSON.encode(_encode(copy)), _count_nonfinite(copy)
+            text, nonfinite = _JSON.encode(encode(copy)), _count_nonfinite(copy)
         line = text.encode() + b"\n"
         try:
             # One write call per row, so that a kill can tear the last row only.
@@ -416,6 +416,15 @@ class Store:
             for folder in self.root.iterdir()
             if _ID.fullmatch(folder.name) and any((folder / mark).exists() for mark in marks)
         )
+
+    def find(self, name: str) -> str:
+        """The id that is `name`, or the only one that begins with it. Raises ConfigError when there is not one."""
+        ids = self.ids()
+        found = [name] if name in ids else [run_id for run_id in ids if run_id.startswith(name)]
+        if len(found) != 1:
+            what = f"several runs ({', '.join(found[:4])}); give more letters" if found else "no run"
+            raise ConfigError(f"'{name}' names {what}{'' if found else nearest(name, ids)} in {self.root}")
+        return found[0]
 
     def path(self, run_id: str) -> Path:
         """The run's folder, made or not; raise ConfigError for an id that cannot name one."""

@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 import warnings
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch import Tensor
 from torch.multiprocessing.spawn import ProcessRaisedException
 
 from andrea_ablate import machine
+from andrea_ablate.analysis import Spike, SpikeDetector
 from andrea_ablate.config import RunConfig
 from andrea_ablate.ops import library
 from andrea_ablate.tracking.mirrors import MirrorInfo, Mirrors, open_mirrors
@@ -57,17 +59,25 @@ class Recorder(lightning.Callback):
         self.bad_steps = 0
         self.wall_s = 0.0
         self.last_val: dict[str, float] = {}
+        self.detector = SpikeDetector()
+        self.spikes: list[Spike] = []
         self.received: signal.Signals | None = None  # the signal that asked the run to stop
-        self._pending: list[tuple[int, int, float, Tensor]] = []
+        self._pending: list[tuple[int, int, float, bool, Tensor]] = []
         self._clock = 0.0
         self._writes = False
 
     def state_dict(self) -> dict[str, Any]:
         kept = ("token_hash", "initial_loss", "bad_steps", "wall_s", "last_val")
-        return {key: getattr(self, key) for key in kept}
+        spikes = {"detector": self.detector.state_dict(), "spikes": [asdict(spike) for spike in self.spikes]}
+        return {key: getattr(self, key) for key in kept} | spikes
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        vars(self).update(state_dict)
+        state = dict(state_dict)
+        self.detector.load_state_dict(state.pop("detector"))
+        self.spikes = [Spike(**spike) for spike in state.pop("spikes")]
+        if self.detector.current is not None:
+            self.spikes[-1] = self.detector.current  # one object again: it changes until it closes
+        vars(self).update(state)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -88,13 +98,16 @@ class Recorder(lightning.Callback):
         chained = self.token_hash.encode() + batch["digest"]
         self.token_hash = hashlib.blake2b(chained, digest_size=16).hexdigest()
         sums = torch.stack((outputs["nll"], outputs["penalty"], outputs["grad_norm"]))
-        self._pending.append((pl_module.step, batch["n_tokens"], outputs["lr"], sums))
+        self._pending.append((pl_module.step, batch["n_tokens"], outputs["lr"], outputs["skipped"], sums))
         last = pl_module.step == self.cfg.total_steps
         validate = last or (self.cfg.trainer.val_every and pl_module.step % self.cfg.trainer.val_every == 0)
         if validate or len(self._pending) >= self.flush_every:
             self.flush(pl_module)
         if validate:
             self.last_val = pl_module.evaluate(trainer.datamodule.val_dataloader())  # type: ignore[attr-defined]
+            for length in self.cfg.trainer.val_lengths if last else ():
+                batches = trainer.datamodule.val_dataloader(length)  # type: ignore[attr-defined]
+                self.last_val |= pl_module.evaluate_at(length, batches)
             self._row({"step": pl_module.step, **self.last_val})
             self._clock = time.perf_counter()  # wall_s is training time, without validation
             if last and not math.isfinite(self.last_val["val/loss"]):
@@ -111,11 +124,18 @@ class Recorder(lightning.Callback):
         if module.trainer.world_size > 1:
             steps = torch.cat((module.reduce_sum(steps[:, :2].contiguous()), steps[:, 2:]), dim=1)
         pending, self._pending = self._pending, []
-        for (step, n_tokens, lr, _), (nll, penalty, grad_norm) in zip(pending, steps.tolist(), strict=True):
+        for (step, n_tokens, lr, skipped, _), (nll, penalty, grad_norm) in zip(pending, steps.tolist(), strict=True):
             loss = nll / max(1, n_tokens)
             row = {"step": step, "tokens": step * self.cfg.tokens_per_step, "train/loss": loss}
             if self.cfg.model.stability:
                 row["train/penalty"] = penalty / max(1, n_tokens)
+            if module.guard is not None:
+                row["optim/skipped"] = int(skipped)
+            if (spike := self.detector.update(step, loss)) is not None:
+                self.spikes.append(spike)
+                if self._writes:
+                    checkpoint.keep_for_replay(self.writer.folder, step)
+            row["spike/count"] = len(self.spikes)
             self._row({**row, "train/grad_norm": grad_norm, "optim/lr": lr, "wall_s": round(self.wall_s, 4)})
             self._check(step, loss, grad_norm)
 
@@ -163,6 +183,7 @@ class Recorder(lightning.Callback):
             "train_s": self.wall_s,
             "peak_mem_gib": machine.peak_memory_gib(self.device),
             "nonfinite_values": self.writer.nonfinite,
+            "spikes": [asdict(spike) for spike in self.spikes],
             "paths": {**self.writer.record["paths"], **library.taken},
             **self.last_val,
         }
@@ -240,6 +261,8 @@ class Checkpointer(lightning.Callback):
         pl_module.model.load_state_dict(self.state["model"])
         # An optimizer keeps the tensors it is given, and processes that were sent this state share its memory.
         trainer.optimizers[0].load_state_dict(copy.deepcopy(self.state["optimizer"]))
+        if pl_module.guard is not None:
+            pl_module.guard.load_state_dict(self.state["guard"])
         pl_module.step = self.state["step"]
         progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
         progress.total.ready = progress.total.completed = pl_module.step  # trainer.global_step goes on from here
@@ -262,6 +285,8 @@ class Checkpointer(lightning.Callback):
             if trainer.is_global_zero and self.recorder.bad_steps == 0:
                 self.recorder.writer.update()  # the rows up to here reach the disk first
                 state = {"model": pl_module.model.state_dict(), "optimizer": trainer.optimizers[0].state_dict()}
+                if pl_module.guard is not None:
+                    state["guard"] = pl_module.guard.state_dict()
                 checkpoint.save(self.folder, step, {**state, "recorder": self.recorder.state_dict()})
         if stop:
             trainer.strategy.barrier()  # the end of one rank ends them all

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
+import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 
 from andrea_ablate.tracking.store import write_atomic
 
+KEEP_SPIKES = 4  # checkpoints of a run, each with the optimizer's state
 KEEP = 2  # the newest, and the one before it in case the newest is damaged
 log = logging.getLogger("andrea_ablate")
 
@@ -31,6 +34,21 @@ def save(folder: Path, step: int, state: dict[str, Any]) -> None:
 def newest_first(folder: Path) -> list[Path]:
     """Checkpoints in `folder`, newest step first."""
     return sorted(folder.glob("step-*.ckpt"), reverse=True)
+
+
+def step_of(path: Path) -> int:
+    """The step after which a checkpoint was written."""
+    return int(path.stem.removeprefix("step-"))
+
+
+def keep_for_replay(run_folder: Path, step: int) -> None:
+    """Keep, in the folder ``spikes``, a checkpoint from which `step` can be done again; KEEP_SPIKES of them at most."""
+    found = [path for path in newest_first(run_folder / "checkpoints") if step_of(path) < step]
+    kept = run_folder / "spikes"
+    if found and len(newest_first(kept)) < KEEP_SPIKES:
+        kept.mkdir(exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.link(found[-1], kept / found[-1].name)  # the older one: it shows more of what came before
 
 
 def load_newest(folder: Path) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,10 @@ import torch
 
 from andrea_ablate import machine, ops
 from andrea_ablate.accounting import account
+from andrea_ablate.codehash import code_hash
 from andrea_ablate.config import NUMERICS_VERSION, RunConfig, run_id, to_plain
 from andrea_ablate.data import Corpus, DataModule, prepare
-from andrea_ablate.model import TransformerLM
+from andrea_ablate.model import TransformerLM, choices
 from andrea_ablate.registry import ConfigError
 from andrea_ablate.tracking.mirrors import MirrorInfo, check_logger
 from andrea_ablate.tracking.store import RunWriter, Store
@@ -35,8 +36,8 @@ from andrea_ablate.training.callbacks import (
     was_stopped,
 )
 from andrea_ablate.training.module import LanguageModule
-from andrea_ablate.training.optim import OPTIMIZERS
-from andrea_ablate.training.schedules import schedule
+from andrea_ablate.training.optim import OPTIMIZERS, check_optimizer
+from andrea_ablate.training.schedules import SCHEDULES, schedule
 
 FINAL = ("finished", "diverged")  # a repeated command reuses these; the others are tried again
 
@@ -45,7 +46,14 @@ def identify(cfg: RunConfig) -> tuple[str, Corpus]:
     """Prepare the data and name the run. Raises ConfigError for data that cannot be read."""
     corpus = prepare(cfg.data, Path(cfg.paths.cache))
     device = machine.device_type(cfg.trainer.accelerator)
-    return run_id(cfg, corpus.fingerprint, device, ops.path(cfg.ops, device)), corpus
+    return run_id(cfg, corpus.fingerprint, device, ops.path(cfg.ops, device), code_hashes(cfg)), corpus
+
+
+def code_hashes(cfg: RunConfig) -> dict[str, str]:
+    """The hash of each choice's code, by its group. Raises ConfigError for code that no file holds."""
+    optim, shape = OPTIMIZERS.get(cfg.optim["type"]), SCHEDULES.get(cfg.schedule["type"])
+    chosen = {**choices(cfg.model), "optim": optim, "schedule": shape}
+    return {group: code_hash(item) for group, item in chosen.items()}
 
 
 def check(cfg: RunConfig) -> None:
@@ -53,13 +61,22 @@ def check(cfg: RunConfig) -> None:
     with torch.device("meta"):
         model = TransformerLM(cfg.model)
     limit: int | None = model.pos.max_len  # type: ignore[assignment]
-    if limit is not None and cfg.data.seq_len > limit:
+    for key, longest in (
+        ("data.seq_len", cfg.data.seq_len),
+        ("trainer.val_lengths", max([0, *cfg.trainer.val_lengths])),
+    ):
+        if limit is not None and longest > limit:
+            raise ConfigError(
+                f"{key}={longest} is longer than the position table, model.max_seq_len={limit}; "
+                "raise model.max_seq_len or choose pos=rope"
+            )
+    if not cfg.model.attn.get("causal", True):
         raise ConfigError(
-            f"data.seq_len={cfg.data.seq_len} is longer than the position table, model.max_seq_len={limit}; "
-            "raise model.max_seq_len or choose pos=rope"
+            "model.attn.causal=false shows every token the one that it is to predict, so training would learn to copy; "
+            "train with model.attn.causal=true"
         )
     schedule(cfg.schedule, cfg.warmup_steps, cfg.total_steps)
-    OPTIMIZERS.check(cfg.optim, model=model)
+    check_optimizer(cfg.optim, model)
     check_logger(cfg.logger)
     if cfg.trainer.accelerator == "cuda" and not torch.cuda.is_available():
         raise ConfigError("trainer.accelerator=cuda but torch sees no GPU; use trainer.accelerator=cpu or auto")
@@ -83,8 +100,8 @@ def run(cfg: RunConfig, *, wait: bool = False) -> dict[str, Any]:
             return writer.record
         if not (writer.folder / "config.yaml").exists():
             writer.write_config(to_plain(cfg))
-        attempt = _Attempt(cfg, name, corpus, writer)
-        with _isolated(attempt.device):
+        attempt = Attempt(cfg, name, corpus, writer)
+        with isolated(attempt.device):
             attempt.execute()
         if writer.record["status"] == "interrupted":
             raise KeyboardInterrupt(writer.record["reason"])
@@ -93,11 +110,18 @@ def run(cfg: RunConfig, *, wait: bool = False) -> dict[str, Any]:
         return writer.record
 
 
-class _Attempt:
-    """One try at a run, from the newest checkpoint on."""
+class Attempt:
+    """One try at a run, from the newest checkpoint on; `watchers` are further callbacks that change no number."""
 
-    def __init__(self, cfg: RunConfig, name: str, corpus: Corpus, writer: RunWriter) -> None:
-        self.cfg, self.name, self.corpus, self.writer = cfg, name, corpus, writer
+    def __init__(
+        self,
+        cfg: RunConfig,
+        name: str,
+        corpus: Corpus,
+        writer: RunWriter,
+        watchers: Sequence[lightning.Callback] = (),
+    ) -> None:
+        self.cfg, self.name, self.corpus, self.writer, self.watchers = cfg, name, corpus, writer, watchers
         self.device = machine.device_type(cfg.trainer.accelerator)
         self.checkpoints = writer.folder / "checkpoints"
         self.recorder: Recorder | None = None
@@ -154,7 +178,7 @@ class _Attempt:
             precision=cfg.trainer.precision,  # type: ignore[arg-type]
             max_steps=cfg.total_steps,
             max_epochs=-1,
-            callbacks=[self.recorder, checkpointer],
+            callbacks=[self.recorder, checkpointer, *self.watchers],
             deterministic=cfg.trainer.deterministic,
             limit_val_batches=0,
             num_sanity_val_steps=0,
@@ -164,7 +188,7 @@ class _Attempt:
             enable_progress_bar=False,
             enable_model_summary=False,
         )
-        paths = {"optimizer": "fused", "compile": cfg.trainer.compile}
+        paths = {"optimizer": "fused" if cfg.optim["type"] == "adamw" else "eager", "compile": cfg.trainer.compile}
         self.writer.update(paths=paths, resumed_from=step, setup_s=time.perf_counter() - started)
         checkpointer.launcher = trainer.strategy.launcher
         checkpointer.listen()
@@ -184,6 +208,7 @@ class _Attempt:
             "name": cfg.name,
             "started": time.time(),
             "numerics": NUMERICS_VERSION,
+            "code": code_hashes(cfg),
             "versions": machine.versions(),
             "device": machine.describe(self.device),
             "precision": cfg.trainer.precision,
@@ -217,7 +242,7 @@ class _Attempt:
 
 
 @contextmanager
-def _isolated(device: str) -> Iterator[None]:
+def isolated(device: str) -> Iterator[None]:
     """Nothing global that a run sets outlives it: random states, determinism, warnings, logs, signals, variables."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
