@@ -121,6 +121,7 @@ def test_imports_do_not_go_up() -> None:
             assert not ours(path) & forbidden, path
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 @pytest.mark.parametrize(
     ("module", "without"),
     [

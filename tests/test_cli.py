@@ -274,6 +274,7 @@ def experiment(tmp_path: Path, text: str) -> Iterator[tuple[str, str, str]]:
     yield "--config-dir", str(tmp_path / "config"), "experiments=mine"
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 def test_a_learning_rate_is_a_number_in_every_spelling(tmp_path: Path, cli: Cli) -> None:
     assert cli("trainer.tokens=128", "optim.lr=1e-4").status == 0
     for written in ("1e-4", "'1e-4'", "0.0001"):

@@ -122,6 +122,7 @@ def test_dropout_acts_in_training_only_and_at_the_configured_places() -> None:
     assert not torch.equal(dropped(tokens), dropped(tokens))
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("norm", options("norm"))
 @pytest.mark.parametrize("norm_type", options("norm_type"))
@@ -134,6 +135,7 @@ def test_autocast_stays_close_to_full_precision(dtype: torch.dtype, norm: str, n
     assert low.nll.item() == pytest.approx(model(tokens, tokens).nll.item(), rel=1e-3)
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     "changes",
@@ -156,6 +158,7 @@ def test_autocast_stays_close_for_every_kind_of_attention(dtype: torch.dtype, ch
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 @pytest.mark.parametrize(
     "changes",
     [

@@ -126,6 +126,7 @@ def test_a_pair_without_meaning_is_refused_with_the_reason(pair: Pair) -> None:
         build(dict(pair))
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 @pytest.mark.parametrize("row", ROWS, ids=label)
 def test_design_trains_and_sees_the_future_only_where_asked_to(row: dict[str, Any]) -> None:
     torch.manual_seed(0)

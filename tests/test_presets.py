@@ -70,6 +70,7 @@ def preset(name: str, *overrides: str, size: str = "tiny") -> ModelConfig:
     return compose([f"preset={name}", f"size={size}", "logger=none", *overrides]).model
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 @pytest.mark.parametrize("name", preset_names())
 def test_every_preset_takes_a_step(name: str) -> None:
     model = TransformerLM(preset(name))
@@ -146,6 +147,7 @@ def test_another_option_comes_with_its_own_values_not_the_presets() -> None:
     assert preset("grok1", "stability=[]", "model.stability.attn_softcap.cap=5").stability["attn_softcap"]["cap"] == 5
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 def test_a_sweep_over_presets_with_another_choice(cli: Cli) -> None:
     answer = cli("-m", "preset=llama3,gpt2", "ffn=relu2", "trainer.tokens=128")
     assert answer.status == 0, answer.err

@@ -106,6 +106,7 @@ def test_each_model_option_builds(group: str, option: str) -> None:
     assert torch.isfinite(model(torch.arange(10).view(1, 10))).all()
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 def test_each_option_composes(tiny: Compose) -> None:
     """Round after round, the next option of every group at once, until all have had their turn."""
     groups = {group: options(group) for group in GROUPS}

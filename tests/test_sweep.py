@@ -100,6 +100,7 @@ def test_a_sweep_trains_compares_and_is_not_trained_again(tmp_path: Path, cli: C
     assert "n 2 of 2" in more.out and "nats over 2 seeds" in " ".join(more.out.split())
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 def test_equal_points_train_once_and_the_plan_says_so(tmp_path: Path, cli: Cli) -> None:
     answer = cli("-m", "seed=1,1", "optim.lr=0.0001,1e-4,'1e-4'")
     assert answer.status == 0 and "Plan: 1 arm, 1 run, 1 to train" in answer.out
@@ -108,6 +109,7 @@ def test_equal_points_train_once_and_the_plan_says_so(tmp_path: Path, cli: Cli) 
     assert [arm["arm"] for arm in comparison(tmp_path)["arms"]] == ["optim.lr=0.0001"]
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 def test_a_single_run_is_a_sweep_of_one_and_shares_its_store(tmp_path: Path, cli: Cli) -> None:
     alone = cli("norm=post", "seed=1")
     assert alone.status == 0 and "Plan: 1 arm, 1 run, 1 to train" in alone.out
@@ -261,6 +263,7 @@ def test_a_sequence_longer_than_a_position_table_costs_only_the_arm_that_has_one
     assert not (tmp_path / "runs" / found["pos=learned"]["run_id"] / "metrics.jsonl").read_text()
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 def test_an_error_in_the_middle_costs_one_run_and_leaves_nothing_behind(
     tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:

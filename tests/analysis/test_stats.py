@@ -144,6 +144,7 @@ def test_seeds_needed_at_the_edges():
             seeds_needed(sd, half_width)
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 @pytest.mark.parametrize("n", [3, 5])
 def test_simulated_coverage_and_false_positives_are_nominal(n):
     simulations, shift = 4000, -0.01

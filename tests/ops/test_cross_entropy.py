@@ -275,6 +275,7 @@ def test_contracts_of_torch_library(dtype: torch.dtype) -> None:
     torch.library.opcheck(torch.ops.andrea_ablate.cross_entropy.default, inputs)
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 @pytest.mark.parametrize("same", [True, False])
 def test_compiled_by_torch_it_gives_the_same_gradients(same: bool) -> None:
     x, weight, target, _ = draw(7, 5, 11, torch.float32)

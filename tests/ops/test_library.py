@@ -75,6 +75,7 @@ def test_the_command_line_refuses_compiled_before_anything_is_written(
     assert wrong.status == 2 and "ops=fused is not one of auto, compiled, reference" in wrong.err
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 def test_a_sweep_without_a_library_says_so(empty: Path, cli: Callable[..., Answer]) -> None:
     answer = cli("trainer.tokens=128")
     assert answer.status == 0
@@ -82,6 +83,7 @@ def test_a_sweep_without_a_library_says_so(empty: Path, cli: Callable[..., Answe
     assert "ops=auto" not in cli("trainer.tokens=128", "ops=reference", "seed=1").out
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 def test_the_record_holds_the_path_of_every_op_and_the_name_of_the_run_tells_them_apart(tiny: Compose) -> None:
     reference = run(tiny("ops=reference"))
     assert reference["paths"]["norm"] == "reference"

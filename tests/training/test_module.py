@@ -96,6 +96,7 @@ def test_intervals_count_updates_whatever_the_accumulation(epochs: Compose) -> N
         assert [row["step"] for row in Outcome(cfg).val] == [4, 8, 12, 16, 20, 24]
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 @pytest.mark.parametrize("accumulate", [2, 4])
 def test_accumulation_changes_nothing_but_rounding(accumulate: int, epochs: Compose, straight: Straight) -> None:
     whole = straight("model.dropout=0.0", "stability=[z_loss]")
@@ -224,6 +225,7 @@ def test_same_weights_give_the_same_validation_loss_to_the_last_bit(epochs: Comp
     assert first == second and module.training
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 def test_validating_does_not_change_training(epochs: Compose) -> None:
     often, never = (after(epochs(f"trainer.val_every={every}")) for every in (2, 0))
     assert [row["step"] for row in often.val] == list(range(2, 25, 2)) and [row["step"] for row in never.val] == [24]
@@ -303,6 +305,7 @@ def test_bits_per_byte_are_the_nats_over_the_bytes(epochs: Compose) -> None:
     assert metrics["val/bpb"] == pytest.approx(metrics["val/loss"] * 16 / 50 / math.log(2), rel=1e-12)
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 def test_penalties_train_and_are_not_in_a_reported_loss(epochs: Compose) -> None:
     plain, heavy = (
         after(epochs("model.dropout=0.0", "trainer.tokens=64", *extra))
@@ -345,6 +348,7 @@ ARMS = [
 ]
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 def test_arms_of_a_seed_share_batches_and_the_weights_they_have_in_common(
     epochs: Compose, digests: list[tuple[int, str]], first_weights: list[dict[str, Tensor]]
 ) -> None:
@@ -378,6 +382,7 @@ def test_another_seed_changes_batches_and_weights_and_a_data_seed_the_batches_on
     assert not torch.equal(embeddings[0], embeddings[1])
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_workers_change_nothing(straight: Straight) -> None:
     alone, helped = straight(), straight("trainer.val_every=6", "data.num_workers=3")
