@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from outcome import Outcome
+from outcome import Outcome, Spoil
 
+from andrea_ablate.attention import core
 from andrea_ablate.data.datamodule import TrainBatches
 from andrea_ablate.model import TransformerLM
 from andrea_ablate.registry import ConfigError
@@ -123,6 +125,39 @@ def test_what_a_step_shows_is_what_the_model_does(epochs: Compose) -> None:
     lr = row["optim/lr"]
     size = torch.cat([p.detach().flatten() for p in block.parameters()]).square().mean().sqrt().item()
     assert layer["update_ratio"] == pytest.approx(lr / size, rel=0.1)
+
+
+def test_the_step_that_ends_a_run_is_in_its_capsule_and_nothing_watches_on(epochs: Compose, spoil: Spoil) -> None:
+    cfg = epochs(*LEARNABLE, "trainer.diverged_after=1")
+    spoil({12: ("nll", math.nan)})
+    assert run(cfg)["status"] == "diverged"
+    capsule = replay(Store(Path(cfg.paths.runs)), Outcome(cfg).id, 12, before=2)
+    assert capsule["identical"] is True
+    assert [row["step"] for row in capsule["steps"]] == [10, 11, 12]
+    assert math.isnan(capsule["steps"][-1]["train/loss"]) and capsule["steps"][-1]["layers"][0]["max_score"] > -math.inf
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("disk")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.optim.AdamW, "step", fail)
+        with pytest.raises(RuntimeError, match="disk"):
+            replay(Store(Path(cfg.paths.runs)), Outcome(cfg).id, 3)
+    assert core._watchers == []
+
+
+def test_a_checkpoint_that_cannot_be_kept_costs_the_run_nothing(
+    epochs: Compose, spoil: Spoil, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_links(*_: Any) -> None:
+        raise OSError("links are not supported")
+
+    monkeypatch.setattr(os, "link", no_links)
+    cfg = epochs(*LEARNABLE)
+    spoil({50: ("nll", 32 * 9.0)})
+    record = run(cfg)
+    assert record["status"] == "finished" and len(record["spikes"]) == 1
+    assert replay(Store(Path(cfg.paths.runs)), Outcome(cfg).id, 3, after=0)["identical"] is True
 
 
 def test_what_is_not_there_is_said(epochs: Compose) -> None:

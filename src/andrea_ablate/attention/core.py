@@ -81,10 +81,11 @@ def attend(
     Shape: q ``(B, L, H, K)``, k ``(B, M, G, K)``, v ``(B, M, G, N)`` with G dividing H -> ``(B, L, H, N)``;
         key_mask ``(B, M)``. With M > L the queries are the last L positions. Only fused wants N = K.
     """
+    length, keys = q.shape[1], k.shape[1]
     if _watchers:
         with torch.no_grad():
-            shift_HLM = score_shift(slopes, bias, q.shape[1], k.shape[1], causal)
-            allowed = causal_mask(q.shape[1], k.shape[1], window, q.device) if causal else None
+            shift_HLM = score_shift(slopes, bias, length, keys, causal)
+            allowed = causal_mask(length, keys, window, q.device) if causal else None
             score_BHLM = _scores(q.transpose(1, 2), k.transpose(1, 2), scale, allowed, softcap, shift_HLM)
             for look in _watchers:
                 look(score_BHLM)
@@ -96,7 +97,6 @@ def attend(
         given = {"softcap": softcap, "slopes": slopes, "bias": bias, "sinks": sinks, "key_mask": key_mask}
         return ops.attention(q, k, v, scale=scale, window=window, **given)[0]  # type: ignore[arg-type]
     ops.note("attention", backend)
-    length, keys = q.shape[1], k.shape[1]
     shift_HLM = score_shift(slopes, bias, length, keys, causal)
     square = window is None and key_mask is None and shift_HLM is None and length == keys
     allowed = None if not causal or (square and backend == "sdpa") else causal_mask(length, keys, window, q.device)
@@ -176,7 +176,8 @@ _watchers: list[Callable[[Tensor], None]] = []
 def watching(look: Callable[[Tensor], None]) -> Iterator[None]:
     """Within the block `look` is shown the scores of every `attend`, ``(B, H, L, M)``, -inf where a query may not see.
 
-    For a few steps under a magnifier: the scores are computed for it, whatever the backend.
+    For a few steps under a magnifier: the scores are computed for it, whatever the backend. Sinks and a key mask are
+    not in them.
     """
     _watchers.append(look)
     try:

@@ -46,8 +46,9 @@ def keep_for_replay(run_folder: Path, step: int) -> None:
     found = [path for path in newest_first(run_folder / "checkpoints") if step_of(path) < step]
     kept = run_folder / "spikes"
     if found and len(newest_first(kept)) < KEEP_SPIKES:
-        kept.mkdir(exist_ok=True)
-        with contextlib.suppress(FileExistsError):
+        # It is kept already, or the disk has no room or no links: a replay then starts at the first step.
+        with contextlib.suppress(OSError):
+            kept.mkdir(exist_ok=True)
             os.link(found[-1], kept / found[-1].name)  # the older one: it shows more of what came before
 
 

@@ -152,6 +152,11 @@ class Probe(lightning.Callback):
         for layer, block in zip(self._row["layers"], blocks, strict=True):
             layer["grad_rms"] = _rms([p.grad for p in block.parameters() if p.grad is not None])
 
+    def on_exception(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, exception: BaseException
+    ) -> None:
+        self._open.close()  # what watches attention would outlive the run
+
     def on_train_batch_end(  # type: ignore[override]
         self, trainer: lightning.Trainer, pl_module: LanguageModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:

@@ -178,7 +178,7 @@ class Attempt:
             precision=cfg.trainer.precision,  # type: ignore[arg-type]
             max_steps=cfg.total_steps,
             max_epochs=-1,
-            callbacks=[self.recorder, checkpointer, *self.watchers],
+            callbacks=[*self.watchers, self.recorder, checkpointer],  # the recorder may end the run at this step
             deterministic=cfg.trainer.deterministic,
             limit_val_batches=0,
             num_sanity_val_steps=0,
