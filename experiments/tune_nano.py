@@ -20,7 +20,8 @@ def summarise(comparison: dict[str, Any]) -> dict[str, Any]:
     designs: dict[str, list[dict[str, Any]]] = {}
     for row in comparison["runs"]:
         point = {key: row[key] for key in ("lr", "warmup_tokens", "val_loss")}
-        designs.setdefault(row["design"], []).append(point)
+        choices = [choice for choice in row["design"].split() if not choice.startswith("experiments=")]
+        designs.setdefault(" ".join(choices), []).append(point)
     warmup_tokens = recipe.warmup_steps * recipe.tokens_per_step
     summary = {}
     for design, points in designs.items():
