@@ -1,0 +1,1 @@
+"""Shared measurements. Each takes what it measures as an argument, so that a control can hand it something broken."""
