@@ -363,6 +363,17 @@ def test_one_run_off_budget_is_enough_and_a_broken_one_is_not():
     assert warnings == ("'B' seed 2 (run B-2) diverged: loss is nan.",)
 
 
+def test_many_arms_off_budget_are_counted_and_their_extremes_named():
+    rows = panel("A", [2.0, 2.2], params=1000)
+    rows += [row for i in range(40) for row in panel(f"B{i}", [2.1, 2.2], params=1100 + i, token_hash=f"{i}" * 8)]
+    budget, *tokens = compare(rows).warnings
+    assert budget == (
+        "parameters differ from the baseline's 1.00k by more than 2 % in 40 of 40 arms: 'B0' +10.0 % (1.10k) to 'B39' "
+        "+13.9 % (1.14k)."
+    )
+    assert len(tokens) == 2 and all("'B4' 44444444 and 35 others): their difference" in said for said in tokens)
+
+
 def test_other_tokens_at_the_same_seed_are_said():
     rows = panel("A", [2.0, 2.2]) + [run("B", 0, 2.1), run("B", 1, 2.2, token_hash="0123456789")]
     assert compare(rows).warnings == (
@@ -419,9 +430,12 @@ def test_markdown_snapshot():
         "baseline) is +0.1000 [+0.0752, +0.1248] nats over 3 seeds: the interval excludes zero, this lead is settled "
         "at 95 %. Holm-adjusted p = 0.0033 over 1 comparison with the baseline.\n"
         "\n"
+        "Noise floor, the baseline against itself: two of its runs are typically 0.1414 nats apart (rms) by their "
+        "seeds alone; between arms of 3 seeds that are not paired, differences within ±0.2267 are noise at 95 %.\n"
+        "\n"
         "Decisions, differences within 0.03 nats not counting:\n"
         "\n"
-        "- 'norm=a|b' better than 'norm=pre': supported, the 95 % interval lies beyond 0.\n"
+        "- 'norm=a|b' better than 'norm=pre': supported, the 95 % interval lies beyond 0 (Holm-adjusted p = 0.0033).\n"
         "- 'norm=none' better than 'norm=pre': inconclusive, 0 paired seeds give no interval.\n"
         "\n"
         "Warnings:\n"
@@ -458,7 +472,7 @@ def test_arms_are_decided_by_the_rule_and_its_margin(gains, margin, verdict):
     assert f"- 'arm' better than 'base': {verdict}, " in comparison.to_markdown()
     assert f"'arm' better than 'base': {verdict}, " in " ".join(text_of(comparison).split())
     if verdict == "inconclusive" and len(gains) == 3:
-        assert line["verdict_seeds"] == "5" and "about 5 seeds in all would settle it." in comparison.to_markdown()
+        assert line["verdict_seeds"] == "5" and "; about 2 more seeds would settle it." in comparison.to_markdown()
 
 
 def test_what_cannot_be_judged_is_not_decided():
@@ -544,3 +558,43 @@ def test_save_writes_three_files(tmp_path):
     assert json.loads((folder / "comparison.json").read_text(encoding="utf-8")) == comparison.to_dict()
     assert (folder / "comparison.csv").read_text(encoding="utf-8") == comparison.to_csv()
     assert (folder / "comparison.md").read_text(encoding="utf-8") == comparison.to_markdown()
+
+
+# --- the noise floor and the effects of a factorial
+
+
+def test_the_noise_floor_is_the_unpaired_interval_of_a_panel_against_another_like_it():
+    losses = [2.30, 2.41, 2.38, 2.29, 2.35]
+    comparison = compare(panel("base", losses) + panel("arm", [2.1, 2.2, 2.3, 2.25, 2.15]))
+    # Another panel with the same spread and the same mean: what scipy says of two groups without a difference.
+    oracle = scipy_stats.ttest_ind(losses, losses).confidence_interval(0.95)
+    assert comparison.noise.high == pytest.approx(oracle.high) and comparison.noise.low == pytest.approx(oracle.low)
+    pairs = [(a - b) ** 2 for i, a in enumerate(losses) for b in losses[:i]]
+    assert comparison.noise.sd == pytest.approx(math.sqrt(np.mean(pairs)))
+    said = f"typically {comparison.noise.sd:.4f} nats apart (rms) by their seeds alone"
+    assert said in comparison.to_markdown() and said in " ".join(text_of(comparison).split())
+    assert (
+        compare(panel("base", [2.3])).noise is None and "Noise floor" not in compare(panel("base", [2.3])).to_markdown()
+    )
+
+
+def test_a_full_factorial_has_main_effects_and_an_interaction():
+    rng = np.random.default_rng(0)
+    shared = 0.1 * rng.standard_normal(6)
+    planted = {
+        "norm=pre ffn=gelu": 0.0,
+        "norm=pre ffn=glu": -0.2,
+        "norm=post ffn=gelu": -0.1,
+        "norm=post ffn=glu": -0.26,
+    }
+    rows = [row for arm, effect in planted.items() for row in panel(arm, 2 + effect + shared + 0.001 * rng.random(6))]
+    effects = compare(rows).factorial
+    # By hand: norm ((-0.1 - 0) + (-0.26 + 0.2)) / 2, ffn ((-0.2) + (-0.16)) / 2, and half of what ffn changes norm by.
+    expected = {"norm: post instead of pre": -0.08, "ffn: glu instead of gelu": -0.18, "norm x ffn": 0.02}
+    assert {name: effect.mean for name, effect in effects.items()} == pytest.approx(expected, abs=1e-3)
+    assert all(effect.high - effect.low < 0.004 for effect in effects.values())  # the seeds' part is gone
+    for text in (compare(rows).to_markdown(), " ".join(text_of(compare(rows), 300).split())):
+        assert f"- norm x ffn: {effects['norm x ffn'].mean:+.4f} [" in text and "over 6 seeds" in text
+    assert compare(rows).to_dict()["factorial"]["norm x ffn"]["n"] == 6
+    assert compare(rows[:18]).factorial == {} and compare(rows[:12]).factorial == {}
+    assert compare([*rows, *panel("norm=none ffn=glu", [2.0] * 6)]).factorial == {}

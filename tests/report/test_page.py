@@ -258,6 +258,7 @@ def test_command_line_writes_the_page_and_refuses_other_folders(two, tmp_path):
     assert done.returncode == 1 and "give the folder of a sweep" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 def test_commands_under_the_figures_name_the_runs_they_show(cli, tiny, tmp_path):
     """From the command to the configuration, and from there to the id of the run."""
     from andrea_ablate.training.run import identify

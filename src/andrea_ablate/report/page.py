@@ -24,33 +24,34 @@ def page(sweeps: Sequence[Path], store: Store, made_by: str) -> str:
         sweeps: folders that hold a comparison.json. made_by: the command that makes this page, shown under each figure.
     Raises: ConfigError for a folder without a comparison that can be read.
     """
+    return document(*render([(folder.resolve().name, load(folder)) for folder in sweeps], store, made_by))
+
+
+def render(found: Sequence[tuple[str, Comparison]], store: Store, made_by: str) -> tuple[str, str]:
+    """Title and body of a page on sweeps, given by name and comparison; `made_by` as in `page`."""
     sections: list[str] = []
     data: list[dict[str, Any]] = []
-    for index, folder in enumerate(sweeps):
-        comparison = load(folder)
+    for index, (name, comparison) in enumerate(found):
         runs, missing = read_runs(comparison, store)
         drawn = figures(comparison, runs)
-        name = folder.resolve().name
-        data.append(
-            {
-                "sweep": name,
-                "figures": [
-                    {"id": f"{figure.id}-{index}", "kind": figure.kind, "content": figure.content} for figure in drawn
-                ],
-            }
-        )
+        shown = [{"id": f"{one.id}-{index}", "kind": one.kind, "content": one.content} for one in drawn]
+        data.append({"sweep": name, "figures": shown})
         sections.append(_sweep(name, index, comparison, runs, missing, drawn, made_by, store))
-    title = ", ".join(folder.resolve().name for folder in sweeps)
     # In a script element only "<" could end it or begin a comment.
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    scripts = f'<script type="application/json" id="data">{text}</script>\n<script>\n{_asset("page.js")}</script>\n'
+    return ", ".join(name for name, _ in found), f"{chr(10).join(sections)}\n{scripts}"
+
+
+def document(title: str, body: str, *, head: str = "", script: str = "") -> str:
+    """A whole HTML file that fetches nothing. `head`, `body` and `script` are put in as they are."""
+    scripts = f"<script>\n{script}</script>\n" if script else ""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{_asset('page.css')}</style>\n</head>\n<body>\n<main>\n"
-        + "\n".join(sections)
-        + f'\n</main>\n<script type="application/json" id="data">{text}</script>\n'
-        f"<script>\n{_asset('page.js')}</script>\n</body>\n</html>\n"
+        f"{head}<title>{escape(title)}</title>\n<style>\n{_asset('page.css')}</style>\n</head>\n<body>\n<main>\n"
+        f"{body}</main>\n{scripts}</body>\n</html>\n"
     )
 
 
