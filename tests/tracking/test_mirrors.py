@@ -240,6 +240,7 @@ def test_three_offline_runs_of_one_process_stay_apart(tmp_path: Path, capfd: pyt
         assert run["host"] == ""
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 def test_wandb_keeps_steps_done_again_after_a_resume_and_nonfinite_points(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,7 +1,9 @@
 """The local record of every run, and its optional mirrors (CSV, TensorBoard, Weights & Biases)."""
 
 from andrea_ablate.tracking.mirrors import LOGGERS, Mirror, MirrorInfo, Mirrors, check_logger, open_mirrors
+from andrea_ablate.tracking.plans import Plan
 from andrea_ablate.tracking.store import (
+    FINAL,
     STATUSES,
     RunBusy,
     RunWriter,
@@ -12,11 +14,13 @@ from andrea_ablate.tracking.store import (
 )
 
 __all__ = [
+    "FINAL",
     "LOGGERS",
     "STATUSES",
     "Mirror",
     "MirrorInfo",
     "Mirrors",
+    "Plan",
     "RunBusy",
     "RunWriter",
     "Store",

@@ -27,6 +27,8 @@ import yaml
 from andrea_ablate.registry import ConfigError, nearest
 
 STATUSES = ("running", "finished", "diverged", "failed", "interrupted")
+FINAL = ("finished", "diverged")  # a repeated command reuses these; the others are tried again
+KILLED = "its process ended without a word, as when it is killed"
 
 # No leading dot: "..", and folders that a file browser hides. 128 is the longest id that W&B takes.
 _ID = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,128}")
@@ -121,14 +123,14 @@ def encode(value: Any) -> Any:
     return value
 
 
-def _decode(value: Any) -> Any:
+def decode(value: Any) -> Any:
     """Inverse of `encode`."""
     if isinstance(value, str):
         return _NONFINITE.get(value, value)
     if isinstance(value, dict):
-        return {key: _decode(item) for key, item in value.items()}
+        return {key: decode(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_decode(item) for item in value]
+        return [decode(item) for item in value]
     return value
 
 
@@ -181,9 +183,12 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _represent_text)
 
 
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same in C, where PyYAML was built with it
+
+
 def _load_yaml(path: Path) -> dict[str, Any]:
     try:
-        content: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except OSError as error:
         raise StoreError(error.errno, f"cannot read {path}: {error.strerror}") from error
     except yaml.YAMLError as error:
@@ -212,13 +217,13 @@ def _parse(path: Path, lines: list[bytes]) -> list[dict[str, Any]]:
             row = json.loads(line)
         except ValueError:
             raise StoreError(errno.EIO, f"{path} is damaged: line {number} is not a JSON object") from None
-        rows.append(_decode(row) if _may_be_nonfinite(line) else row)
+        rows.append(decode(row) if _may_be_nonfinite(line) else row)
     return rows
 
 
 def _load_record(path: Path) -> dict[str, Any] | None:
     try:
-        record: dict[str, Any] = _decode(json.loads(path.read_bytes()))
+        record: dict[str, Any] = decode(json.loads(path.read_bytes()))
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -259,14 +264,13 @@ class RunWriter:
         self.folder, self.id = folder, folder.name
         self._metrics = folder / "metrics.jsonl"
         self._rows = -1
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise _refused("write", folder, error) from error
-        _HELD.add(self._lock)
+        self._open_lock()
         try:
             self._acquire(blocking)
+            while not self._lock_is_in_place():
+                self.close()
+                self._open_lock()
+                self._acquire(blocking)
             for temp in (*folder.glob(".*.tmp"), *folder.glob("checkpoints/.*.tmp")):
                 temp.unlink(missing_ok=True)  # left by a kill; nobody else writes here
             self.record = _load_record(folder / "record.json") or {}
@@ -276,6 +280,22 @@ class RunWriter:
             if isinstance(error, OSError) and not isinstance(error, StoreError):
                 raise _refused("write", folder, error) from error
             raise
+
+    def _open_lock(self) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise _refused("write", self.folder, error) from error
+        _HELD.add(self._lock)
+
+    def _lock_is_in_place(self) -> bool:
+        """Whether the file that we have locked is still the run's: its folder may have been deleted meanwhile."""
+        try:
+            found = os.stat(self.folder / "lock")
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(found, os.fstat(self._lock))
 
     def _acquire(self, blocking: bool) -> None:
         deadline = time.monotonic() + 0.2  # longer than `Store.run_is_active` holds the lock while it looks
@@ -438,6 +458,16 @@ class Store:
     def record(self, run_id: str) -> dict[str, Any] | None:
         """Content of record.json, None when there is none."""
         return _load_record(self.path(run_id) / "record.json")
+
+    def current(self, run_id: str) -> dict[str, Any]:
+        """The record with its status of now: ``missing`` without a record, ``interrupted`` where its writer is gone."""
+        active = self.run_is_active(run_id)  # asked first: the writer may end between the two
+        record = self.record(run_id) or {"status": "missing", "reason": ""}
+        if record["status"] == "running" and not active:
+            return {**record, "status": "interrupted", "reason": KILLED}
+        if active and record["status"] not in FINAL:  # its lock is held, so somebody is at it
+            return {**record, "status": "running", "reason": ""}
+        return record
 
     def config(self, run_id: str) -> dict[str, Any]:
         """Content of config.yaml; StoreError when there is none."""
