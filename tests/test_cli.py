@@ -148,7 +148,7 @@ def test_help_and_typing_errors_answer_in_two_seconds_without_torch(tmp_path: Pa
         (["experiments=norm_fn"], ["did you mean 'norm_ffn'?"]),
         (
             ["hydra/launcher=submitit_slurm"],
-            ["not one of basic", "pip install hydra-submitit-launcher"],
+            ["not one of basic", "pip install 'andrea-ablate[slurm]'"],
         ),
         (["hydra/sweeper=optuna"], ["pip install hydra-optuna-sweeper"]),
         (["norm=null"], ["'norm=null': norm takes the name of an option"]),

@@ -15,7 +15,7 @@ import yaml
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
-from andrea_ablate.composition import choice_options, compose, resource_root, to_run_config, unknown_key
+from andrea_ablate.composition import choice_options, compose, resolved, resource_root, to_run_config, unknown_key
 from andrea_ablate.config import RunConfig, to_plain
 from andrea_ablate.registry import ConfigError
 from andrea_ablate.tracking import config_payload
@@ -48,7 +48,7 @@ def changed(composed: DictConfig, override: str) -> RunConfig:
         del (OmegaConf.select(cfg, parent) if parent else cfg)[last]
     else:
         OmegaConf.update(cfg, key, yaml.safe_load(value), force_add=True)
-    return to_run_config(cfg, "/start")
+    return to_run_config(resolved(cfg), "/start")
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_what_nobody_reads_or_somebody_needs_is_refused_with_the_way_out(
 
 def test_every_yaml_option_is_known_by_its_own_keys() -> None:
     # Read anew from the files: each key of an option belongs to it, and a letter more belongs to nobody.
-    whole = ("size", "preset")  # fill no node of their own
+    whole = ("size", "preset", "launcher")  # fill no node of their own
     names = {(path.parent.name, path.stem) for path in CONF.glob("*/*.yaml") if path.parent.name not in whole}
     assert {(option.group, option.name) for option in choice_options()} == names
     for option in choice_options():
@@ -116,7 +116,7 @@ def test_no_key_of_a_default_option_is_lost(composed: DictConfig) -> None:
     default = {
         group: option for entry in content["defaults"] if isinstance(entry, dict) for group, option in entry.items()
     }
-    plain = leaves(to_plain(to_run_config(composed, "/start")))
+    plain = leaves(to_plain(to_run_config(resolved(composed), "/start")))
     for option in choice_options():
         if default.get(option.group) == option.name and option.group != "logger":
             assert {f"{option.node}.{key}" for key in option.content} <= set(plain)
@@ -150,7 +150,7 @@ def test_the_folder_of_the_start_counts_and_not_the_one_of_now(
     plain = {**to_plain(tiny("data=text", "data.path=/x")), "paths": {"runs": "runs", "sweeps": "s", "cache": "/c"}}
     plain["data"]["path"] = "corpus.txt"
     monkeypatch.chdir(tmp_path)
-    cfg = to_run_config(OmegaConf.create(plain), "/where/it/began")
+    cfg = to_run_config(resolved(OmegaConf.create(plain)), "/where/it/began")
     assert cfg.data.options["path"] == "/where/it/began/corpus.txt"
     assert (cfg.paths.runs, cfg.paths.cache) == ("/where/it/began/runs", "/c")
 
@@ -159,7 +159,9 @@ def test_the_stored_configuration_is_plain_resolved_and_keeps_its_types(tiny: Co
     payload = config_payload(to_plain(tiny("norm_type=rmsnorm", "seed=3", "stability=[qk_norm]")))
     assert payload["model"]["norm"] == {"type": "rmsnorm", "eps": 1e-5, "bias": False}
     assert payload["data"]["seed"] == 3 and payload["model"]["max_seq_len"] == payload["data"]["seq_len"] == 32
-    assert payload["optim"]["betas"] == [0.9, 0.95] and payload["model"]["stability"] == {"qk_norm": {"eps": 1e-6}}
+    assert payload["optim"]["betas"] == [0.9, 0.95] and payload["model"]["stability"] == {
+        "qk_norm": {"eps": 1e-6, "cast": "t5"}
+    }
     for key, value in leaves(payload).items():
         assert isinstance(value, (bool, int, float, str, list, dict, type(None))), key
         assert not re.search(r"\$\{|\?\?\?", str(value)), key

@@ -109,7 +109,7 @@ def test_an_option_declares_its_own_keys_and_those_of_the_options_it_chooses() -
     assert set(declared_by("ffn", ["swiglu"])) == {
         f"model.ffn.{k}" for k in ("type", "activation", "ratio", "multiple")
     }
-    assert declared_by("stability", ["qk_norm"]) == ["model.stability.qk_norm.eps"]
+    assert declared_by("stability", ["qk_norm"]) == ["model.stability.qk_norm.eps", "model.stability.qk_norm.cast"]
     nano = declared_by("size", ["nano"])
     assert {"model.d_model", "optim.lr", "trainer.tokens", "model.init.type"} <= set(nano)
     assert declared_by("optim.lr", ["1e-3"]) == []
@@ -135,6 +135,7 @@ def test_a_matched_size_is_declared_by_the_match(cli: Cli, monkeypatch: pytest.M
     assert "  d_ff: 128, 152 (from match=params)" in answer.out.splitlines()
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 def test_arms_trained_with_other_versions_are_not_compared_unasked(tmp_path: Path, cli: Cli) -> None:
     short = "trainer.tokens=128"
     assert cli("norm=pre", "seed=0", short).status == 0

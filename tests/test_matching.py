@@ -33,6 +33,7 @@ def built(cfg: RunConfig, match: str) -> int:
     return 6 * (sum(n for role, n in found if role in MATMUL_ROLES) + scores)
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 @pytest.mark.parametrize("match", ["params", "nonembedding", "flops"])
 @pytest.mark.parametrize(
     "choices",
@@ -118,6 +119,7 @@ def test_a_wrong_setting_of_a_sweep_is_refused_in_a_single_run_too(tmp_path: Pat
     assert answer.status == 2 and "match=parms is not one of" in answer.err and not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 def test_a_matched_sweep_trains_records_and_compares_the_resized_design(tmp_path: Path, cli: Cli) -> None:
     command = ("-m", "attn=mha,mqa", "seed=0", "trainer.tokens=256")
     matched = cli(*command, "match=params", "model.ffn.multiple=8")

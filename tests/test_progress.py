@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from andrea_ablate.progress import Progress, expected_seconds, format_seconds, plan_table
-from andrea_ablate.sweep import Job
+from andrea_ablate.jobs import Job
+from andrea_ablate.progress import Progress, device_table, expected_seconds, format_seconds, plan_table
 from andrea_ablate.tracking import Store
 from support import Compose
 
@@ -241,3 +241,38 @@ def test_the_display_stops_with_the_sweep_whatever_ends_it(tmp_path: Path, jobs:
     with pytest.raises(KeyboardInterrupt), Progress(Console(file=io.StringIO()), Store(tmp_path), jobs(2)):
         raise KeyboardInterrupt
     assert threading.active_count() == before
+
+
+def test_an_interrupted_run_that_goes_on_ends_once(tmp_path: Path, jobs: Jobs, quick: None) -> None:
+    first, second = jobs(2)
+    store, output = Store(tmp_path / "runs"), Output()
+    with Progress(Console(file=output, width=200), store, [first, second]) as shown:
+        for job in (first, second):
+            with store.open(job.run_id) as run:
+                run.update(status="interrupted", reason="SIGUSR2 after step 3")
+        wait_until(lambda: len(shown._interrupted) == 2)
+        with store.open(first.run_id) as run:
+            run.update(status="running", reason="")
+            wait_until(lambda: first.run_id not in shown._interrupted)
+            run.update(status="finished", **{"val/loss": 1.0})
+        wait_until(lambda: "finished" in output.plain)
+        assert "interrupted" not in output.plain
+    lines = output.plain.splitlines()
+    assert lines[0].startswith("[1/2 runs]") and lines[0].endswith("finished, validation loss 1.0000")
+    assert lines[1].startswith("[2/2 runs]") and lines[1].endswith("interrupted, SIGUSR2 after step 3")
+
+
+def test_devices_are_planned_without_a_gpu(tmp_path: Path, jobs: Jobs) -> None:
+    store = Store(tmp_path / "runs")
+
+    def cells(launcher: str, gpus: int | None) -> list[tuple[str, str]]:
+        table = device_table(jobs(3), launcher, gpus, store)
+        found = text_of(table, width=160)
+        rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in found.splitlines() if line.startswith("│")]
+        assert [row[0] for row in rows] == ["0", "1", "2"] and f"hydra/launcher={launcher}" in found
+        return [(row[3], row[4].split()[0]) for row in rows]
+
+    assert cells("joblib", 2) == [("cuda:0", "at"), ("cuda:1", "at"), ("cuda:0", "after")]
+    assert cells("basic", 2) == [("cuda:0", "at"), ("cuda:0", "after"), ("cuda:0", "after")]
+    assert cells("submitit_slurm", None) == [("1 that SLURM gives", "when")] * 3
+    assert {device for device, _ in cells("joblib", None)} == {"cpu"}

@@ -21,9 +21,12 @@ import yaml
 from hydra.core.plugins import Plugins
 from hydra.plugins.launcher import Launcher
 
+from andrea_ablate import conduct as conducting
 from andrea_ablate import sweep
+from andrea_ablate.conduct import conduct, end, row_of, single_run
+from andrea_ablate.config import RunConfig
+from andrea_ablate.jobs import Job, arm_name, sweep_name
 from andrea_ablate.registry import ConfigError
-from andrea_ablate.sweep import Job, arm_name, conduct, row_of, single_run, sweep_name
 from andrea_ablate.tracking import Store
 from support import Answer, Cli, Compose
 
@@ -86,7 +89,8 @@ def test_a_sweep_trains_compares_and_is_not_trained_again(tmp_path: Path, cli: C
         name.split()[0]: record["run_id"] for name, record in records(tmp_path).items()
     }
     (folder,) = (tmp_path / "sweeps").iterdir()
-    assert {path.name for path in folder.iterdir()} == {"comparison.json", "comparison.csv", "comparison.md"}
+    names = ["comparison.csv", "comparison.json", "comparison.md", "plan.json"]
+    assert sorted(path.name for path in folder.iterdir()) == names
 
     before = snapshot(tmp_path)
     again = cli("norm=pre,post", "-m", "seed=0")
@@ -121,11 +125,13 @@ def test_a_single_run_is_a_sweep_of_one_and_shares_its_store(tmp_path: Path, cli
 def planned(monkeypatch: pytest.MonkeyPatch, cli: Cli, *arguments: str) -> tuple[list[Job], str]:
     """The jobs that a command plans, and the sweep's name, without training them."""
     found: list[tuple[list[Job], str]] = []
-    monkeypatch.setattr(sweep, "conduct", lambda jobs, name, launch, factors: found.append((list(jobs), name)))
+    monkeypatch.setattr(sweep, "conduct", lambda jobs, name, *_: found.append((list(jobs), name)))
+    monkeypatch.setattr(sweep, "end", lambda found, folder: None)
     assert cli(*arguments).status == 0
     return found[-1]
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 def test_an_experiment_file_is_a_sweep_and_the_command_line_overrides_it(
     monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
@@ -147,6 +153,7 @@ def test_an_experiment_file_is_a_sweep_and_the_command_line_overrides_it(
     assert {job.cfg.model.ffn["activation"] for job in jobs} == {"relu"}
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 @pytest.mark.parametrize(
     ("swept", "arms"),
     [
@@ -301,7 +308,7 @@ def test_a_diverged_job_is_a_result_and_no_objective(tmp_path: Path, cli: Cli, m
     returned: list[float | None] = []
 
     def run_job(*args: Any, **kwargs: Any) -> float | None:
-        returned.append(sweep.run_job(*args, **kwargs))
+        returned.append(conducting.run_job(*args, **kwargs))
         return returned[-1]
 
     monkeypatch.setattr("andrea_ablate.cli.run_job", run_job)
@@ -318,7 +325,7 @@ def test_a_diverged_job_is_a_result_and_no_objective(tmp_path: Path, cli: Cli, m
 def test_what_did_not_finish_is_never_an_objective(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     for status, objective in (("finished", 0.1), ("diverged", None), ("failed", None)):
         monkeypatch.setattr("andrea_ablate.training.run.run", lambda *_, **__: {"status": status, "val/loss": 0.1})  # noqa: B023
-        assert sweep.run_job(tiny(), []) == objective
+        assert conducting.run_job(tiny(), []) == objective
 
 
 @pytest.mark.slow  # several runs
@@ -352,7 +359,7 @@ def test_a_launcher_that_breaks_down_leaves_rows(
         return {lost.run_id: "a worker was killed"}
 
     with pytest.raises(SystemExit) as exit_info:
-        conduct([done, lost], "name", launch)
+        end({"none": conduct([done, lost], "name", launch)}, tmp_path)
     assert exit_info.value.code == 1
     out = capsys.readouterr().out
     assert "[1/2 runs] a seed=0: finished, validation loss 2.5000" in out
@@ -376,6 +383,62 @@ def test_the_comparison_is_printed_even_where_it_cannot_be_saved(tmp_path: Path,
     answer = cli(f"paths.sweeps={tmp_path}/file", "trainer.tokens=256")
     assert answer.status == 2 and "nats per token, lower is better" in answer.out
     assert answer.err.count("\n") == 1 and f"cannot write {tmp_path}/file/" in answer.err
+
+
+@pytest.mark.parametrize("fail_fast", [True, False])
+def test_fail_fast_starts_nothing_after_a_failure_and_is_over_with_the_command(
+    fail_fast: bool, tmp_path: Path, tiny: Compose, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[int] = []
+
+    def train(cfg: RunConfig, overrides: Sequence[str], *_: object) -> dict[str, Any]:
+        asked.append(cfg.seed)
+        with Store(tmp_path / "runs").open(f"run{cfg.seed}") as run:
+            run.update(status="failed" if cfg.seed == 1 else "finished", tokens=1, reason="", **{"val/loss": 2.0})
+            return run.record
+
+    def launch(jobs: Sequence[Job], group: str) -> Mapping[str, str]:
+        for job in jobs:
+            conducting.run_job(replace(job.cfg, group=group), [], fail_fast=fail_fast)
+        return {}
+
+    monkeypatch.setattr(conducting, "_train", train)
+    cfg = tiny()
+    jobs = [Job([], "a", replace(cfg, seed=seed), f"run{seed}") for seed in range(4)]
+    for tried in ([0, 1], [1]) if fail_fast else ([0, 1, 2, 3], [1]):
+        asked.clear()
+        with pytest.raises(SystemExit):
+            end({"none": conduct(jobs, "name", launch)}, tmp_path)
+        assert asked == tried
+        said = "fail_fast=true: a run failed, so no other was started after it." in capsys.readouterr().out
+        assert said == fail_fast and not list(tmp_path.glob("sweeps/.*"))
+
+
+def test_an_error_without_a_record_stops_others_under_fail_fast_too(
+    tiny: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg, asked = replace(tiny(), group="any: name/at all"), []
+
+    def train(*_: Any) -> None:
+        asked.append(1)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(conducting, "_train", train)
+    with pytest.raises(OSError, match="No space"):
+        conducting.run_job(cfg, [], fail_fast=True)
+    assert conducting.run_job(cfg, [], fail_fast=True) is None and asked == [1]
+
+
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
+def test_another_sweeper_says_what_it_leaves_undone_and_refuses_to_match(
+    tmp_path: Path, cli: Cli, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # Hydra's own sweeper leaves a multirun.yaml
+    refused = cli("-m", "hydra/sweeper=basic", "attn=mha,mqa", "match=params")
+    assert refused.status == 2 and "hydra/sweeper=basic chooses its arms one by one, so match=params" in refused.err
+    assert not (tmp_path / "runs").exists()
+    assert cli("-m", "hydra/sweeper=basic", "attn=mha,mqa", "trainer.tokens=128").status == 0
+    assert caplog.text.count("nothing checks in what the arms differ") == 1 and len(records(tmp_path)) == 2
 
 
 @pytest.mark.parametrize(
@@ -446,7 +509,7 @@ def test_a_run_that_another_process_trains_is_waited_for(
 
     store = Store(tmp_path / "runs")
     other = store.open(identify(tiny("seed=0"))[0])
-    train, waited = sweep.run_job, []
+    train, waited = conducting.run_job, []
 
     def run_job(*args: Any, wait: bool = False, **kwargs: Any) -> float | None:
         if wait:
@@ -454,7 +517,7 @@ def test_a_run_that_another_process_trains_is_waited_for(
             other.close()
         return train(*args, wait=wait, **kwargs)
 
-    monkeypatch.setattr(sweep, "run_job", run_job)
+    monkeypatch.setattr(conducting, "run_job", run_job)
     answer = cli("-m", "seed=0,1")
     assert answer.status == 0 and waited == [0]
     assert "size=tiny seed=0 is being trained by another process; waiting for it." in answer.out
@@ -468,15 +531,52 @@ def test_a_single_run_waits_as_well(tmp_path: Path, cli: Cli, tiny: Compose, mon
     from andrea_ablate.training.run import identify
 
     other = Store(tmp_path / "runs").open(identify(tiny("seed=0"))[0])
-    wait_for_others = sweep._wait_for_others
+    wait_for_others = conducting._wait_for_others
 
     def release(*args: Any) -> None:
         threading.Timer(0.05, other.close).start()
         wait_for_others(*args)
 
-    monkeypatch.setattr(sweep, "_wait_for_others", release)
+    monkeypatch.setattr(conducting, "_wait_for_others", release)
     answer = cli("seed=0")
     assert answer.status == 0 and "waiting for it" in answer.out and "n 1 of 1" in answer.out
+
+
+def test_what_the_plan_knows_travels_with_the_jobs(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = Plugins.instance().class_name_to_class["hydra._internal.core_plugins.basic_launcher.BasicLauncher"]
+    sent: list[list[str]] = []
+
+    def launch(self: Launcher, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> None:
+        sent.extend(map(list, job_overrides))
+        raise RuntimeError("no cluster today")
+
+    monkeypatch.setattr(launcher, "launch", launch)
+    cli("-m", "seed=0,1", "tags=[a]", "trainer.tokens=128")
+    cli("-m", "seed=2,3", 'name="it\'s"', "group=mine", "ops=reference")
+    plan = [{key: value for key, _, value in (part.partition("=") for part in job)} for job in sent]
+    assert [job["trainer.accelerator"] for job in plan] == ["'cpu'"] * 4
+    assert plan[0]["ops"] in ("'compiled'", "'reference'") and plan[2]["ops"] == "'reference'"
+    assert plan[1]["name"] == "'seed=1 trainer.tokens=128 size=tiny'"
+    assert re.fullmatch(r"'run-[0-9a-f]{8}'", plan[0]["group"])
+    assert plan[3]["name"] == r"'it\'s'" and plan[3]["group"] == "'mine'"
+
+
+def test_a_plan_trains_nothing(tmp_path: Path, cli: Cli) -> None:
+    answer = cli("-m", "seed=0,1", "plan=true")
+    assert answer.status == 0 and "Devices, with hydra/launcher=basic" in answer.out
+    assert cli("seed=0", "plan=true").status == 0
+    assert records(tmp_path) == {} and not (tmp_path / "sweeps").exists()
+
+
+@pytest.mark.slow  # several runs
+def test_a_budget_that_no_run_fits_is_a_row_and_one_that_fits_trains(tmp_path: Path, cli: Cli) -> None:
+    refused = cli("-m", "seed=0,1", "machine.memory_gib=0.1")
+    assert refused.status == 1
+    assert {run["status"] for run in comparison(tmp_path)["runs"]} == {"failed"}
+    assert all(
+        "0.1 are allowed here; raise machine.memory_gib" in run["reason"] for run in comparison(tmp_path)["runs"]
+    )
+    assert cli("-m", "seed=0,1", "machine.memory_gib=2", "machine.cores=2").status == 0
 
 
 def interrupt_when(condition: Callable[[], bool]) -> threading.Thread:
@@ -540,7 +640,7 @@ def test_ctrl_c_between_runs_ends_the_sweep_as_well(
     with pytest.raises(KeyboardInterrupt):
         conduct(jobs, "name", launch)
     assert "0 of 2 runs are finished and kept." in capsys.readouterr().out
-    assert not (tmp_path / "sweeps").exists()
+    assert [path.name for path in tmp_path.glob("sweeps/name/*")] == ["plan.json"]
 
 
 def test_single_run_returns_its_validation_loss(tmp_path: Path, tiny: Compose) -> None:
@@ -558,10 +658,12 @@ def test_single_run_returns_its_validation_loss(tmp_path: Path, tiny: Compose) -
 
 
 @pytest.mark.slow  # each worker process imports torch and lightning
-def test_worker_processes_train_the_same_numbers(tmp_path: Path, cli: Cli) -> None:
-    pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="hydra-joblib-launcher is not installed")
+@pytest.mark.parametrize("launcher", ["joblib", "submitit_local", "ray"])
+def test_worker_processes_train_the_same_numbers(launcher: str, tmp_path: Path, cli: Cli) -> None:
+    plugin = f"hydra_{launcher.partition('_')[0]}_launcher"
+    pytest.importorskip(f"hydra_plugins.{plugin}", reason=f"{plugin.replace('_', '-')} is not installed")
     command = ("-m", "seed=0,1", "model.n_heads=4,3", "trainer.deterministic=true")
-    answer = cli(*command, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
+    answer = cli(*command, f"launcher={launcher}", *(["hydra.launcher.n_jobs=2"] if launcher == "joblib" else []))
     assert answer.status == 1 and "[4/4 runs]" in answer.out
     found = records(tmp_path)
     here = cli(*command, f"paths.runs={tmp_path}/here")

@@ -26,24 +26,27 @@ from andrea_ablate.composition import (
     ExperimentsFolder,
     choice_options,
     dotted_keys,
+    group_names,
+    resolved,
     resource_root,
     to_run_config,
-    to_sweep_config,
     unknown_key,
 )
+from andrea_ablate.conduct import run_job, single_run
+from andrea_ablate.config import sweep_config
 from andrea_ablate.registry import ConfigError, nearest
-from andrea_ablate.sweep import run_job, single_run
 
 # Folders that Hydra would make; records are kept by content instead, so setting these would do nothing.
 UNUSED = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.output_subdir")
 # What brings an option of Hydra's own groups.
 PLUGINS = {
-    "hydra/launcher/joblib": "hydra-joblib-launcher",
-    "hydra/launcher/ray": "hydra-ray-launcher",
-    "hydra/launcher/submitit_local": "hydra-submitit-launcher",
-    "hydra/launcher/submitit_slurm": "hydra-submitit-launcher",
+    "hydra/launcher/joblib": "'andrea-ablate[joblib]'",
+    "hydra/launcher/ray": "'andrea-ablate[ray]'",
+    "hydra/launcher/submitit_local": "'andrea-ablate[slurm]'",
+    "hydra/launcher/submitit_slurm": "'andrea-ablate[slurm]'",
     "hydra/sweeper/optuna": "hydra-optuna-sweeper",
 }
+log = logging.getLogger("andrea_ablate")
 _SCALAR = re.compile(r"null|true|false|[-+]?[\d.]+(e[-+]?\d+)?", re.IGNORECASE)
 
 USAGE = """\
@@ -66,13 +69,36 @@ def job(cfg: DictConfig) -> float | None:
     overrides = OmegaConf.to_container(hydra_cfg.overrides.task, resolve=False)
     assert isinstance(overrides, list)
     if hydra_cfg.mode is not None and hydra_cfg.mode.name == "MULTIRUN":
-        return run_job(to_run_config(cfg, hydra_cfg.runtime.cwd, overrides), overrides)
+        plain = resolved(cfg)
+        settings, ours = sweep_config(plain), _check_sweeper(hydra_cfg.runtime.choices["hydra/sweeper"], plain["match"])
+        run_cfg = to_run_config(plain, hydra_cfg.runtime.cwd, overrides)
+        return run_job(run_cfg, overrides, fail_fast=ours and settings.fail_fast, budget=settings.machine)
     try:
-        to_sweep_config(cfg)  # one arm has nothing to match, but a wrong value is a mistake here as well
-        return single_run(to_run_config(cfg, hydra_cfg.runtime.cwd, overrides), overrides)
+        plain = resolved(cfg)
+        settings = sweep_config(plain)  # one arm has nothing to match, but a wrong value is a mistake here as well
+        if settings.lr_grid:
+            raise ConfigError(f"lr_grid={settings.lr_grid} tunes the arms of a sweep; add -m")
+        return single_run(to_run_config(plain, hydra_cfg.runtime.cwd, overrides), overrides, settings)
     except (ConfigError, OmegaConfBaseException, OSError) as error:
         # Hydra would print a preamble of its own before passing the error on.
         sys.exit(_say(explain(error)))
+
+
+@lru_cache
+def _check_sweeper(name: str, match: str) -> bool:
+    """Whether the sweeper is ours; another one knows no plan, which is said once. Raises: ConfigError with match=."""
+    if name != "ablate" and match != "none":
+        raise ConfigError(
+            f"hydra/sweeper={name} chooses its arms one by one, so match={match} has no first arm to hold them to; "
+            "leave hydra/sweeper out, or use match=none"
+        )
+    if name != "ablate":
+        log.warning(
+            "hydra/sweeper=%s: there is no plan and no comparison, fail_fast is not heeded, and nothing checks in what "
+            "the arms differ beyond what is swept",
+            name,
+        )
+    return name == "ablate"
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -121,12 +147,11 @@ def _say(text: str) -> int:
 
 def _check_arguments(arguments: Sequence[str]) -> None:
     """What Hydra would take without a word, or refuse without naming it."""
-    groups = {option.group for option in choice_options()} | {"size", "preset", "experiments"}
     for argument in arguments:
         key, _, value = argument.lstrip("+").partition("=")
         if key in UNUSED:
             raise ConfigError(f"'{argument}': {key} is not used, runs are kept by content; set paths.runs=FOLDER")
-        if key not in groups:
+        if key not in group_names():
             continue
         if value.startswith("{") or any(_SCALAR.fullmatch(part) for part in re.split(r"[\[\],\s]+", value)):
             raise ConfigError(f"'{argument}': {key} takes the name of an option; --help lists them")
@@ -240,4 +265,4 @@ def _all_keys() -> list[str]:
     GlobalHydra.instance().clear()
     with hydra.initialize_config_dir(str(resource_root() / "conf"), version_base="1.3"):
         cfg = hydra.compose("config")
-    return [*{option.group: None for option in choice_options()}, "size", "preset", "experiments", *dotted_keys(cfg)]
+    return [*sorted(group_names()), *dotted_keys(cfg)]

@@ -21,7 +21,7 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
-from andrea_ablate.config import SWEEP_KEYS, DataConfig, RunConfig, SweepConfig, run_config, sweep_config
+from andrea_ablate.config import SWEEP_KEYS, DataConfig, RunConfig, run_config
 from andrea_ablate.confounds import flat
 from andrea_ablate.registry import ConfigError, nearest
 
@@ -49,18 +49,22 @@ def compose(overrides: Sequence[str]) -> RunConfig:
     Plugins.instance().register(ExperimentsFolder)
     GlobalHydra.instance().clear()
     with hydra.initialize_config_dir(str(resource_root() / "conf"), version_base="1.3"):
-        return to_run_config(hydra.compose("config", list(overrides)), os.getcwd(), overrides)
+        return to_run_config(resolved(hydra.compose("config", list(overrides))), os.getcwd(), overrides)
 
 
-def to_run_config(cfg: DictConfig, start_folder: str, overrides: Iterable[str] = ()) -> RunConfig:
-    """Check and convert one composed configuration (without its ``hydra`` node).
+def resolved(cfg: DictConfig) -> dict[str, Any]:
+    """A composed configuration in plain containers, references followed; a missing value raises as in OmegaConf."""
+    return cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))
+
+
+def to_run_config(plain: dict[str, Any], start_folder: str, overrides: Iterable[str] = ()) -> RunConfig:
+    """Check and convert one resolved configuration (without its ``hydra`` node), which it alters.
 
     Args:
         start_folder: where the user started the command; relative paths begin there, whatever folder we are in now.
         overrides: what the user gave, ``key=value``.
     Raises: ConfigError for unknown keys (also forced ones), wrong types, missing values.
     """
-    plain = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))
     forget_replaced(plain, overrides)
     check_choices(plain)
     for node, keys in PATH_KEYS.items():
@@ -86,12 +90,6 @@ def references(cfg: DictConfig) -> dict[str, tuple[str, ...]]:
     raw = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=False))
     named = {key: tuple(re.findall(r"\$\{([\w.]+)\}", str(value))) for key, value in flat(raw)}
     return {key: sources for key, sources in named.items() if sources}
-
-
-def to_sweep_config(cfg: DictConfig) -> SweepConfig:
-    """The settings of the sweep that a composed configuration belongs to. Raises ConfigError for a wrong one."""
-    plain = OmegaConf.to_container(OmegaConf.masked_copy(cfg, list(SWEEP_KEYS)), resolve=True)
-    return sweep_config(cast(dict[str, Any], plain))
 
 
 def forget_replaced(plain: dict[str, Any], overrides: Iterable[str]) -> None:
@@ -152,6 +150,12 @@ class Option:
 
     def __str__(self) -> str:
         return f"{self.group}=[{self.name}]" if self.group == "stability" else f"{self.group}={self.name}"
+
+
+@lru_cache
+def group_names() -> frozenset[str]:
+    """Every group, ``norm``, ``size`` …; what else stands before a ``=`` is the dotted key of a value."""
+    return frozenset({path.parent.name for path in (resource_root() / "conf").glob("*/*.yaml")} | {"experiments"})
 
 
 @lru_cache

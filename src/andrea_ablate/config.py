@@ -13,8 +13,9 @@ import re
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from fractions import Fraction
+from functools import cache
 from typing import Any, TypeVar
 
 from andrea_ablate.registry import ConfigError, nearest
@@ -24,6 +25,7 @@ from andrea_ablate.registry import ConfigError, nearest
 NUMERICS_VERSION = 1
 
 PRECISIONS = ("32-true", "bf16-mixed")
+STRATEGIES = ("ddp", "fsdp")
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,12 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class TrainerConfig:
-    """Budget and execution. Intervals count optimizer steps; ``tokens`` and ``batch_size`` (sequences) are global."""
+    """Budget and execution. Intervals count optimizer steps; ``tokens`` and ``batch_size`` (sequences) are global.
+
+    ``seconds`` of training, validation not counted, end a run at the last step that fits, if its tokens do not before.
+    The schedule spans ``tokens`` all the same.
+    ``strategy`` says what each of several devices holds: all weights (``ddp``) or its part of them (``fsdp``).
+    """
 
     tokens: int
     batch_size: int
@@ -87,6 +94,8 @@ class TrainerConfig:
     checkpoint_every: int
     diverged_after: int
     diverged_factor: float
+    seconds: float | None = None
+    strategy: str = "ddp"  # absent from older records
 
 
 @dataclass(frozen=True)
@@ -99,17 +108,40 @@ class PathsConfig:
 
 
 @dataclass(frozen=True)
+class MachineConfig:
+    """What all runs on this machine may take together, null for no limit (turns.py); ``gpus`` is for the plan.
+
+    Attributes: cores; memory_gib; gpus (how many the plan is made for, null for those that are here).
+    """
+
+    cores: int | None
+    memory_gib: float | None
+    gpus: int | None
+
+
+NO_LIMIT = MachineConfig(cores=None, memory_gib=None, gpus=None)
+
+
+@dataclass(frozen=True)
 class SweepConfig:
     """What holds for a whole sweep and is part of no run: it changes which runs there are, not their numbers.
 
     ``match`` and ``match_knob`` are explained in matching.py, ``allow_confounds`` in confounds.py, ``margin`` (nats per
-    token) in report/compare.py.
+    token) in report/compare, ``lr_…`` in tuning.py, ``fail_fast`` in conduct.py. ``match_also`` is a second rule, for
+    the same sweep once more. ``plan`` ends the command after the plan.
     """
 
     match: str
     match_knob: str
     allow_confounds: list[str]
     margin: float
+    plan: bool = False
+    machine: MachineConfig = NO_LIMIT
+    fail_fast: bool = False
+    match_also: str = "none"
+    lr_grid: list[float] = field(default_factory=list)
+    lr_seeds: list[int] = field(default_factory=list)
+    lr_extend: bool = False
 
 
 SWEEP_KEYS = tuple(f.name for f in fields(SweepConfig))
@@ -252,17 +284,20 @@ C = TypeVar("C")
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
+_hints = cache(typing.get_type_hints)
+
+
 def from_mapping(cls: type[C], node: Mapping[str, Any], where: str = "") -> C:
     """Build dataclass `cls` from a plain mapping; unknown keys, missing keys and wrong types are ConfigErrors."""
-    hints = typing.get_type_hints(cls)
+    hints = _hints(typing.cast(Any, cls))
     names = [f.name for f in fields(cls)]  # type: ignore[arg-type]
     for key in node:
         if key not in names:
             raise ConfigError(f"'{where}{key}' is not a setting{nearest(key, names)}")
-    for key in names:
+    for key in (f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING):  # type: ignore[arg-type]
         if key not in node:
             raise ConfigError(f"'{where}{key}' is missing; give {where}{key}=…")
-    return cls(**{key: _coerce(hints[key], node[key], f"{where}{key}") for key in names})
+    return cls(**{key: _coerce(hints[key], node[key], f"{where}{key}") for key in node})
 
 
 def run_config(plain: Mapping[str, Any]) -> RunConfig:
@@ -278,12 +313,21 @@ def run_config(plain: Mapping[str, Any]) -> RunConfig:
 def sweep_config(plain: Mapping[str, Any]) -> SweepConfig:
     """Build a SweepConfig from those keys of the resolved configuration; the other keys are left alone."""
     cfg = from_mapping(SweepConfig, {key: plain[key] for key in SWEEP_KEYS})
-    for key, allowed in (("match", MATCHES), ("match_knob", tuple(KNOBS))):
+    for key, allowed in (("match", MATCHES), ("match_also", MATCHES), ("match_knob", tuple(KNOBS))):
         value = getattr(cfg, key)
         if value not in allowed:
             raise ConfigError(f"{key}={value} is not one of {', '.join(allowed)}{nearest(value, allowed)}")
     if not 0 < cfg.margin < math.inf:
         raise ConfigError(f"margin={cfg.margin} must be a positive number of nats, such as 0.03")
+    if cfg.lr_grid and (len({*cfg.lr_grid}) < 3 or not all(0 < lr < math.inf for lr in cfg.lr_grid)):
+        raise ConfigError(
+            f"lr_grid={cfg.lr_grid} must be at least three different positive numbers: of two, either is at an edge"
+        )
+    if cfg.lr_grid and not cfg.lr_seeds:
+        raise ConfigError("lr_seeds=[] leaves no seed to choose learning rates on; give at least one, such as [1000]")
+    for f in fields(MachineConfig):
+        if (limit := getattr(cfg.machine, f.name)) is not None and not 0 < limit < math.inf:
+            raise ConfigError(f"machine.{f.name}={limit} must be positive, or null for no limit")
     return cfg
 
 
@@ -324,10 +368,14 @@ def _check(cfg: RunConfig) -> None:
         )
     if t.precision not in PRECISIONS:
         raise ConfigError(f"trainer.precision={t.precision} is not one of {', '.join(PRECISIONS)}")
+    if t.strategy not in STRATEGIES:
+        raise ConfigError(f"trainer.strategy={t.strategy} is not one of {', '.join(STRATEGIES)}")
     if t.accelerator not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"trainer.accelerator={t.accelerator} is not one of auto, cpu, cuda")
     if t.grad_clip is not None and not t.grad_clip > 0:
         raise ConfigError(f"trainer.grad_clip={t.grad_clip} must be positive, or null for no clipping")
+    if t.seconds is not None and not 0 < t.seconds < math.inf:
+        raise ConfigError(f"trainer.seconds={t.seconds} must be a positive number, or null for as long as it takes")
     if not t.diverged_factor > 1:
         raise ConfigError(f"trainer.diverged_factor={t.diverged_factor} must be above 1, such as 3")
     if not 0 < cfg.data.val_fraction < 1:
@@ -428,6 +476,10 @@ def run_id(cfg: RunConfig, corpus: str, device: str, ops: str, code: Mapping[str
     for key in ("type", "options", "tokenizer", "val_fraction", "num_workers"):
         del plain["data"][key]
     del plain["trainer"]["checkpoint_every"]
+    if plain["trainer"]["seconds"] is None:  # the runs of before there was such a limit keep their names
+        del plain["trainer"]["seconds"]
+    if cfg.trainer.devices == 1 or cfg.trainer.strategy == "ddp":  # what every run was before there was a choice
+        del plain["trainer"]["strategy"]
     plain["trainer"]["accelerator"] = device
     plain["ops"] = ops
     content = {"config": _canonical(plain), "corpus": corpus, "code": dict(code), "numerics": NUMERICS_VERSION}

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+# To be told whether there is a GPU must not start its driver: from then on CUDA_VISIBLE_DEVICES would change nothing.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 _CLEAR_REFS = Path("/proc/self/clear_refs")  # Linux: writing 5 here sets VmHWM back to the memory in use
 
 
@@ -39,10 +41,19 @@ def device_type(accelerator: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def gpus() -> list[str]:
+    """The GPUs that this process may use, as ``CUDA_VISIBLE_DEVICES`` names them; asks no driver to start."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [name for name in named.split(",") if name]
+    return [str(number) for number in range(torch.cuda.device_count())]
+
+
 def describe(device: str) -> dict[str, Any]:
     """Device, threads and host of this process."""
     name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
-    return {"type": device, "name": name, "threads": torch.get_num_threads(), "cores": os.cpu_count()}
+    visible = {"visible": os.environ.get("CUDA_VISIBLE_DEVICES")} if device == "cuda" else {}
+    return {"type": device, "name": name, "threads": torch.get_num_threads(), "cores": os.cpu_count(), **visible}
 
 
 @cache

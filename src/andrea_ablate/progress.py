@@ -8,6 +8,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -16,17 +17,20 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
+from andrea_ablate import machine
 from andrea_ablate.accounting import account
 from andrea_ablate.config import SweepConfig, model_dims
 from andrea_ablate.matching import mismatch
+from andrea_ablate.placement import Place, place
 from andrea_ablate.registry import ConfigError
 from andrea_ablate.report.cells import ArmName
 from andrea_ablate.tracking.store import Store
 
 if TYPE_CHECKING:
-    from andrea_ablate.sweep import Job
+    from andrea_ablate.jobs import Job
 
 log = logging.getLogger("andrea_ablate")
+SCHEDULERS = {"submitit_slurm": "SLURM", "ray": "Ray"}  # launchers that leave it to them which device a job gets
 
 
 def plan_table(jobs: Sequence[Job], missing: Sequence[Job], store: Store, settings: SweepConfig | None = None) -> Table:
@@ -67,26 +71,60 @@ def plan_table(jobs: Sequence[Job], missing: Sequence[Job], store: Store, settin
     return table
 
 
+def device_table(jobs: Sequence[Job], launcher: str, gpus: int | None, store: Store) -> Table:
+    """A line per job: the device that it gets, and after how long it is expected to get it.
+
+    A job takes the device that is free first, so times that come out otherwise than expected move those after it.
+
+    Args:
+        launcher: Hydra's name of it. gpus: how many to plan for, None for those of this machine.
+    Raises: ConfigError for a job that wants more GPUs than there are.
+    """
+    table = Table(title=f"Devices, with hydra/launcher={launcher}", title_justify="left")
+    for column in ("job", "arm", "seed", "device", "starts"):
+        table.add_column(column, justify="left" if column in ("arm", "device") else "right", overflow="fold")
+    number = len(machine.gpus()) if gpus is None else gpus
+    on_cpu = number == 0 or all(job.cfg.trainer.accelerator == "cpu" for job in jobs)
+    one_by_one = launcher == "basic"
+    places: list[Place | None] = [None] * len(jobs)
+    if launcher not in SCHEDULERS:
+        wanted = [1 if on_cpu else job.cfg.trainer.devices for job in jobs]
+        there = (os.cpu_count() or 1) if on_cpu else number
+        places = list(place(seconds_of(jobs, store), wanted, max(wanted, default=1) if one_by_one else there))
+    for index, (job, own) in enumerate(zip(jobs, places, strict=True)):
+        if own is None:
+            cells = [f"{job.cfg.trainer.devices} that {SCHEDULERS[launcher]} gives", "when it does"]
+        else:
+            device = "cpu" if on_cpu else f"cuda:{','.join(map(str, own.devices))}"
+            cells = [device, f"after {format_seconds(own.start)}" if own.start else "at once"]
+        table.add_row(str(index), ArmName(job.arm), str(job.cfg.seed), *cells)
+    return table
+
+
 def _counted(n: int, word: str) -> str:
     return f"{n} {word}{'s' * (n != 1)}"
 
 
 def expected_seconds(jobs: Sequence[Job], store: Store) -> float:
-    """Training time of `jobs` one after the other: FLOPs over the median speed of stored runs, or of a short test."""
+    """Training time of `jobs` one after the other."""
+    return sum(seconds_of(jobs, store))
+
+
+def seconds_of(jobs: Sequence[Job], store: Store) -> list[float]:
+    """Training time of each job: FLOPs over the median speed of stored runs, or of a short test; 0 if it cannot be."""
     speeds = []
     for run_id in store.ids()[-50:]:
         record = store.record(run_id) or {}
         if record.get("status") == "finished" and record.get("train_s"):
             speeds.append(record["tokens"] * record["flops_per_token"] / record["train_s"])
     speed = statistics.median(speeds) if speeds else 0.5 * _matmul_speed()
-    total = 0.0
-    for job in jobs:
-        try:
-            flops = account(job.cfg.model, job.cfg.data.seq_len).flops_train
-        except ConfigError:
-            continue
-        total += flops * job.cfg.total_steps * job.cfg.tokens_per_step / speed
-    return total
+    arms = {job.arm: job.cfg for job in jobs}
+    flops = dict.fromkeys(arms, 0)
+    for arm, cfg in arms.items():
+        with suppress(ConfigError):  # it cannot be built, and costs nothing
+            flops[arm] = account(cfg.model, cfg.data.seq_len).flops_train
+    seconds = [flops[job.arm] * job.cfg.total_steps * job.cfg.tokens_per_step / speed for job in jobs]
+    return [min(taken, job.cfg.trainer.seconds or taken) for taken, job in zip(seconds, jobs, strict=True)]
 
 
 def _matmul_speed() -> float:
@@ -123,6 +161,7 @@ class Progress:
     def __init__(self, console: Console, store: Store, jobs: Sequence[Job]) -> None:
         self.console, self.store, self.jobs = console, store, jobs
         self._stop = threading.Event()
+        self._interrupted: dict[str, tuple[Job, Mapping[str, Any]]] = {}
         self._left = {job.run_id: job for job in jobs}
         self._seen: dict[str, tuple[int, int, int]] = {}  # inode, size and time of each file when it was read last
         for job in jobs:
@@ -156,6 +195,8 @@ class Progress:
         self._stop.set()
         self._thread.join()
         self._look()
+        for job, record in self._interrupted.values():
+            self._end(job, record)
         if self.console.is_terminal:
             self._bars.stop()
 
@@ -188,7 +229,10 @@ class Progress:
         record = self.store.record(job.run_id)
         if record is None:
             return
-        if record["status"] != "running":
+        self._interrupted.pop(job.run_id, None)
+        if record["status"] == "interrupted":
+            self._interrupted[job.run_id] = job, record  # until the end: a launcher may requeue it, and then it goes on
+        elif record["status"] != "running":
             self._end(job, record)
         elif job.run_id not in self._tasks:
             self._tasks[job.run_id] = self._bars.add_task(job.label, total=job.cfg.total_steps, note="")

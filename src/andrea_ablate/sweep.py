@@ -1,74 +1,39 @@
-"""A sweep from its plan to its comparison: which runs there are, which are left to train, and what they say."""
+"""Hydra's multirun as a sweep: which runs the swept values come to, at which learning rates, under which rules."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-import math
 import re
-import shlex
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
-from andrea_ablate.composition import declared_by, references, to_run_config, to_sweep_config
-from andrea_ablate.config import KNOBS, SWEEP_KEYS, ModelConfig, RunConfig, SweepConfig, model_dims, to_plain
-from andrea_ablate.confounds import COMPUTED, Difference, differences, flat, refuse_undeclared
+from andrea_ablate.arms import Arms, values_of
+from andrea_ablate.composition import declared_by, to_run_config
+from andrea_ablate.conduct import arm_differences, conduct, end, make_console, store_of, train_missing
+from andrea_ablate.config import (
+    KNOBS,
+    ModelConfig,
+    RunConfig,
+    SweepConfig,
+    sweep_config,
+)
+from andrea_ablate.confounds import refuse_undeclared
+from andrea_ablate.jobs import SHOWN_ONLY, Factors, Job, arm_name, make_job, section, sweep_name, travelling
 from andrea_ablate.registry import ConfigError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from andrea_ablate.report.compare import RunRow
-    from andrea_ablate.tracking.store import Store
+    from andrea_ablate.report.compare import Comparison, RunRow
 
 log = logging.getLogger("andrea_ablate")
-# Sections that never change a number, so that they name no arm and make no second run.
-_SHOWN_ONLY = ("name", "tags", "group", "logger", "paths", "hydra", *SWEEP_KEYS)
-# Settings that tune a design and do not make another one of it.
-_TUNING = ("optim.lr", "schedule.warmup_tokens")
-
-
-@dataclass(frozen=True)
-class Job:
-    """One planned run: its overrides, the arm and seed it belongs to, its configuration and its id."""
-
-    overrides: list[str]
-    arm: str
-    cfg: RunConfig
-    run_id: str
-
-    @property
-    def design(self) -> str:
-        """All choices but what tunes them: arms that share it are one design at several learning rates or warm-ups."""
-        return arm_name([override for override in self.overrides if override.partition("=")[0] not in _TUNING])
-
-    @property
-    def label(self) -> str:
-        return f"{self.arm} seed={self.cfg.seed}"
-
-
-# Trains jobs as a group; returns, by run id, why those failed that could not even write a record.
-Launch = Callable[[Sequence[Job], str], Mapping[str, str]]
-
-
-@dataclass(frozen=True)
-class Factors:
-    """What a sweep varies and what follows from it: dotted key -> the swept choice that sets it, key -> its sources."""
-
-    declared: Mapping[str, str]
-    references: Mapping[str, Sequence[str]]
-    settings: SweepConfig
 
 
 class AblateSweeper(Sweeper):
@@ -86,12 +51,17 @@ class AblateSweeper(Sweeper):
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.config, self.hydra_context = config, hydra_context
         self.start_folder: str = config.hydra.runtime.cwd
+        self.launcher_name: str = config.hydra.runtime.choices["hydra/launcher"]
+        if config.hydra.launcher.get("n_jobs") == -1:  # joblib's word for as many as there are cores
+            _limit_to_gpus(config)
         self.launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
 
     def sweep(self, arguments: list[str]) -> None:
-        assert self.hydra_context is not None
+        from andrea_ablate.tuning import LR, check_tuning, rates
+
+        assert self.hydra_context is not None and self.config is not None
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         overrides = parser.parse_overrides([*(f"{key}={value}" for key, value in self.params.items()), *arguments])
         # As in a single run, the last value given for a key counts.
@@ -102,29 +72,63 @@ class AblateSweeper(Sweeper):
                 raise ConfigError(f"'{last[key].input_line}': give the values, or range(start,stop,step)")
             if not list(last[key].sweep_iterator()):
                 raise ConfigError(f"'{last[key].input_line}' has no values")
-            if _section(key) in (*_SHOWN_ONLY, "experiments"):
+            if section(key) in (*SHOWN_ONLY, "experiments"):
                 raise ConfigError(f"'{last[key].input_line}': {key} takes one value; sweep over a setting of the runs")
-        composed: dict[tuple[str, ...], DictConfig] = {}
-        matched: dict[tuple[str, ...], tuple[ModelConfig, str | None]] = {}
-        jobs: list[Job] = []
-        for part in BasicSweeper.split_arguments(list(last.values()), None)[0]:
-            # Composing takes 0.2 s, and between the seeds of an arm one number differs.
-            design = tuple(override for override in part if not override.startswith("seed="))
-            cfg = composed[design] = composed.get(design) or self._compose(list(part))
-            if len(design) < len(part):
-                cfg.seed = next(parser.parse_override(o).value() for o in part if o not in design)
-            arm, settings = arm_name(part, swept), to_sweep_config(cfg)
-            run_cfg = to_run_config(cfg, self.start_folder, part)
-            if settings.match != "none":
-                if design not in matched:
-                    matched[design] = _match(run_cfg, jobs[0].cfg if jobs else run_cfg, settings, swept)
-                model, override = matched[design]
-                run_cfg = replace(run_cfg, model=model)
-                if override:
-                    part = [*(o for o in part if not o.startswith(f"{KNOBS[settings.match_knob]}=")), override]
-            jobs.append(make_job(list(part), arm, run_cfg))
-        factors = Factors(_declared(last, swept, settings), references(cfg), settings)
-        conduct(jobs, sweep_name([key for key in swept if key != "seed"], jobs), self._launch, factors)
+        choices = {key: values_of(override) for key, override in last.items()}
+        arms = Arms(choices, self._compose)
+        first = arms.at({})[1]
+        settings, points = sweep_config(first), arms.points()
+        if settings.lr_grid:
+            check_tuning(settings, choices)
+            grid, seeds = ([f"{LR}={lr!r}" for lr in rates(settings)], [f"seed={seed}" for seed in settings.lr_seeds])
+            arms = Arms(
+                {**choices, LR: grid, "seed": [*choices.get("seed", [f"seed={first['seed']}"]), *seeds]}, self._compose
+            )
+        planner = Planner(arms, swept, self.start_folder)
+        command = ["-m", *_without_mode(self.config.hydra.overrides.hydra), *arguments]
+        rules = dict.fromkeys((settings.match, *([settings.match_also] * (settings.match_also != "none"))))
+        under = {rule: replace(settings, match=rule) for rule in rules}
+        # All of them before anything trains: what cannot be planned is refused now.
+        plans = {rule: [planner.job(point, under[rule]) for point in points] for rule in rules}
+        results: dict[str, Comparison] = {}
+        for rule, jobs in plans.items():
+            declared = _declared(last, swept, under[rule])
+            factors = Factors(declared, arms.references, under[rule], launcher=self.launcher_name, command=command)
+            if settings.lr_grid:
+                jobs, factors = self._tuned(jobs, planner, points, factors)
+            results[rule] = conduct(jobs, sweep_name(_apart(swept), jobs), self._launch, factors)
+        end(results, Path(jobs[0].cfg.paths.sweeps) / sweep_name(_apart(swept), jobs))
+
+    def _tuned(
+        self,
+        planned: Sequence[Job],
+        planner: Planner,
+        points: Sequence[Mapping[str, str]],
+        factors: Factors,
+    ) -> tuple[list[Job], Factors]:
+        """The planned jobs, each at the learning rate that its arm was found best at; trains what that takes."""
+        from andrea_ablate.tuning import LR, check_seeds, select
+
+        settings, console = factors.settings, make_console()
+        check_seeds(settings, (job.cfg.seed for job in planned))
+        refuse_undeclared(arm_differences(planned, planned, store_of(planned), factors), settings.allow_confounds)
+        arms = {job.arm: point for job, point in zip(planned, points, strict=True)}  # any point: its seed is replaced
+        seeds = ", ".join(map(str, settings.lr_seeds))
+        told = f"First the learning rates, on seeds {seeds}; then {len(planned)} runs at those chosen."
+        console.print(told, markup=False, highlight=False)
+
+        def make(arm: str, lr: float, seed: int) -> Job:
+            job = planner.job({**arms[arm], LR: f"{LR}={lr!r}", "seed": f"seed={seed}"}, settings)
+            return replace(job, point=f"{LR}={lr:g}")
+
+        def train(jobs: Sequence[Job]) -> Mapping[str, RunRow]:
+            name = sweep_name([*_apart(planner.swept), "lr_grid"], jobs)
+            return train_missing(jobs, name, self._launch, factors, console, check=False)
+
+        tuned = select({arm: partial(make, arm) for arm in arms}, settings, train)
+        best = {one.arm: f"{LR}={one.lr!r}" for one in tuned}
+        jobs = [planner.job({**point, LR: best[job.arm]}, settings) for job, point in zip(planned, points, strict=True)]
+        return jobs, replace(factors, declared={**factors.declared, LR: "lr_grid"}, tuned=tuned)
 
     def _compose(self, overrides: list[str]) -> DictConfig:
         assert self.hydra_context is not None and self.config is not None
@@ -135,14 +139,60 @@ class AblateSweeper(Sweeper):
 
     def _launch(self, jobs: Sequence[Job], group: str) -> dict[str, str]:
         assert self.launcher is not None
-        # The launcher composes each job anew, in another process perhaps: what this one knows travels as overrides.
-        planned = [[*job.overrides, *([f"group={group}"] if job.cfg.group is None else [])] for job in jobs]
+        planned = [[*job.overrides, *travelling(job, group)] for job in jobs]
         try:
             returns = self.launcher.launch(planned, initial_job_idx=0)
         except Exception as error:  # a killed worker, a cluster that refuses: what was trained is still compared
             return {job.run_id: _reason(error) for job in jobs}
         failed = {job.run_id: back._return_value for job, back in zip(jobs, returns, strict=True)}
         return {run_id: _reason(error) for run_id, error in failed.items() if isinstance(error, Exception)}
+
+
+class Planner:
+    """From one point of a sweep to its job; the first one is the baseline that the others are matched to.
+
+    Args:
+        swept: the keys that set an arm apart.
+    """
+
+    def __init__(self, arms: Arms, swept: Sequence[str], start_folder: str) -> None:
+        self.arms, self.swept, self.start_folder = arms, swept, start_folder
+        self.matched: dict[tuple[str, ...], tuple[ModelConfig, str | None]] = {}
+        self.baseline: RunConfig | None = None
+
+    def job(self, point: Mapping[str, str], settings: SweepConfig) -> Job:
+        """The job of a point, see `Arms.at`."""
+        from andrea_ablate.tuning import LR
+
+        part, plain = self.arms.at(point)
+        cfg = to_run_config(plain, self.start_folder, part)
+        self.baseline = self.baseline or cfg
+        if settings.match != "none":
+            design = (settings.match, *(o for o in part if not o.startswith(("seed=", f"{LR}="))))
+            if design not in self.matched:
+                self.matched[design] = _match(cfg, self.baseline, settings, self.swept)
+            model, override = self.matched[design]
+            cfg = replace(cfg, model=model)
+            if override:
+                part = [*(o for o in part if not o.startswith(f"{KNOBS[settings.match_knob]}=")), override]
+        return make_job(part, arm_name(part, self.swept), cfg)
+
+
+def _apart(swept: Sequence[str]) -> list[str]:
+    """The swept keys that set arms apart."""
+    return [key for key in swept if key != "seed"]
+
+
+def _without_mode(overrides: Iterable[str]) -> list[str]:
+    return [override for override in overrides if not override.startswith("hydra.mode=")]  # -m says it
+
+
+def _limit_to_gpus(config: DictConfig) -> None:
+    """Jobs that train on GPUs: as many at once as there are GPUs for."""
+    from andrea_ablate import machine
+
+    if machine.device_type(config.trainer.accelerator) == "cuda":
+        config.hydra.launcher.n_jobs = max(1, len(machine.gpus()) // config.trainer.devices)
 
 
 def _declared(overrides: Mapping[str, Any], swept: Sequence[str], settings: SweepConfig) -> dict[str, str]:
@@ -174,224 +224,3 @@ def _match(
 
 def _reason(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-
-
-def _section(override: str) -> str:
-    return re.split(r"[.=/@]", override.lstrip("+~"), maxsplit=1)[0]
-
-
-def arm_name(overrides: Sequence[str], swept: Collection[str] = ()) -> str:
-    """What sets an arm apart: its values of the swept keys, or without any all of its choices; never the seed."""
-    from andrea_ablate.report.compare import arm_key
-
-    values = {}
-    for override in overrides:
-        key, _, value = override.partition("=")
-        values[key] = value
-    apart = [key for key in swept if key != "seed"]
-    shown = apart or [key for key in values if _section(key) not in (*_SHOWN_ONLY, "seed")]
-    return arm_key({key: values[key] for key in shown}) or "default"
-
-
-def make_job(overrides: list[str], arm: str, cfg: RunConfig) -> Job:
-    """Prepare the job's data (once per corpus) and name its run."""
-    from andrea_ablate.training.run import identify
-
-    return Job(overrides, arm, cfg, identify(cfg)[0])
-
-
-def sweep_name(swept: Sequence[str], jobs: Sequence[Job]) -> str:
-    """A folder name for the sweep: what it varies, and a hash of its runs."""
-    content = json.dumps(sorted({job.run_id for job in jobs}))
-    words = re.sub(r"[^A-Za-z0-9._]+", "-", "-".join(swept)).strip("-.")[:60] or "run"
-    return f"{words}-{hashlib.blake2b(content.encode(), digest_size=4).hexdigest()}"
-
-
-def run_job(cfg: RunConfig, overrides: Sequence[str], *, wait: bool = False) -> float | None:
-    """Train one job of a sweep. A configuration that cannot train is recorded as failed, like any other failure."""
-    from andrea_ablate.tracking.store import RunBusy, Store
-    from andrea_ablate.training.run import identify, run
-
-    if cfg.name is None:
-        shown = [part for part in overrides if _section(part) not in _SHOWN_ONLY]
-        cfg = replace(cfg, name=" ".join(shown) or "default")
-    try:
-        record = run(cfg, wait=wait)
-    except RunBusy:
-        return None  # another process trains it; `conduct` waits for it at the end
-    except ConfigError as error:
-        run_id, _ = identify(cfg)
-        with Store(Path(cfg.paths.runs)).open(run_id) as writer:
-            if not (writer.folder / "config.yaml").exists():
-                writer.write_config(to_plain(cfg))
-            writer.update(run_id=run_id, status="failed", reason=str(error), name=cfg.name)
-            writer.error(str(error))
-        return None
-    return record.get("val/loss") if record["status"] == "finished" else None
-
-
-def single_run(cfg: RunConfig, overrides: Sequence[str]) -> float | None:
-    """A run on its own: planned, shown and summed up like a sweep of one."""
-    model_dims(cfg.model)  # before torch is imported: sizes that do not fit are refused at once
-    from andrea_ablate.training.run import check
-
-    check(cfg)
-    job = make_job(list(overrides), arm_name(overrides), cfg)
-    losses: list[float | None] = [None]
-
-    def launch(jobs: Sequence[Job], group: str) -> dict[str, str]:
-        for job in jobs:
-            losses.append(run_job(replace(job.cfg, group=job.cfg.group or group), overrides))
-        return {}
-
-    conduct([job], sweep_name([], [job]), launch)
-    return losses[-1]
-
-
-def conduct(jobs: Sequence[Job], name: str, launch: Launch, factors: Factors | None = None) -> None:
-    """Print the plan, launch what is missing, print and save the comparison.
-
-    Args:
-        factors: what the sweep varies; None for a run on its own.
-    Raises: ConfigError for arms that differ in what nothing swept declares; SystemExit(1) when a run did not finish;
-        KeyboardInterrupt as it comes, after saying what is left.
-    """
-    from rich.console import Console
-
-    from andrea_ablate.ops import library
-    from andrea_ablate.progress import Progress, plan_table
-    from andrea_ablate.report.compare import compare, save
-    from andrea_ablate.tracking import Store, check_logger
-    from andrea_ablate.training.run import FINAL
-
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=100)  # a file or a pipe has no width of its own
-    store = Store(Path(jobs[0].cfg.paths.runs))
-    unique: dict[str, Job] = {}
-    for job in jobs:
-        unique.setdefault(job.run_id, job)
-
-    def is_final(job: Job) -> bool:
-        return (store.record(job.run_id) or {}).get("status") in FINAL
-
-    missing = [job for job in unique.values() if not is_final(job)]
-    if missing:
-        check_logger(missing[0].cfg.logger)
-    console.print(plan_table(list(unique.values()), missing, store, factors.settings if factors else None))
-    if factors:
-        _say_what_differs(list(unique.values()), missing, store, factors, console)
-    without = library.loaded().reason
-    if without and any(job.cfg.ops == "auto" for job in missing):
-        console.print(f"ops=auto: torch's own operations run, the compiled library is {without}", markup=False)
-    if len(unique) < len(jobs):
-        console.print(f"{len(jobs) - len(unique)} of {len(jobs)} points are the same runs as others and train once.")
-    failed: Mapping[str, str] = {}
-    try:
-        if missing:
-            with Progress(console, store, missing):
-                failed = launch(missing, name)
-                _wait_for_others(missing, name, store, console)
-    except KeyboardInterrupt:
-        console.print(f"{sum(map(is_final, unique.values()))} of {len(unique)} runs are finished and kept.")
-        raise
-    rows = [row_of(job, store, failed.get(job.run_id, "")) for job in unique.values()]
-    comparison = compare(rows, margin=factors.settings.margin) if factors else compare(rows)
-    console.print(comparison.render())
-    folder = Path(jobs[0].cfg.paths.sweeps) / name
-    save(comparison, folder)
-    console.print(f"Saved in {folder}; records in {store.root}.", style="dim", soft_wrap=True, markup=False)
-    page = shlex.join(["python", "-m", "andrea_ablate.report", str(folder), "--runs", str(store.root)])
-    console.print(f"As a page: {page}", style="dim", soft_wrap=True, markup=False, highlight=False)
-    if any(row.status != "finished" for row in comparison.rows):
-        raise SystemExit(1)
-
-
-def _say_what_differs(
-    jobs: Sequence[Job], missing: Sequence[Job], store: Store, factors: Factors, console: Console
-) -> None:
-    """The lines below the plan. Raises: ConfigError for what nothing that is swept declares, unless it is allowed."""
-    from andrea_ablate.matching import unmatched
-    from andrea_ablate.report.compare import BUDGET_TOLERANCE
-
-    settings = factors.settings
-    arms = {job.arm: job.cfg for job in jobs}
-    if settings.match != "none" and (far := unmatched(arms, settings, BUDGET_TOLERANCE)):
-        console.print(far, markup=False, highlight=False, style="yellow")
-    found = arm_differences(jobs, missing, store, factors)
-    if found:
-        console.print("The arms differ in what they sweep, and with it in:")
-    for item in found:
-        origin = f"from {', '.join(item.factors)}" if item.factors else "not declared"
-        console.print(f"  {item} ({origin})", markup=False, highlight=False, soft_wrap=True)
-    refuse_undeclared(found, settings.allow_confounds)
-
-
-def arm_differences(jobs: Sequence[Job], missing: Sequence[Job], store: Store, factors: Factors) -> list[Difference]:
-    """What the arms differ in: settings, what those come to, and the versions that trained or will train each arm."""
-    from andrea_ablate import machine
-    from andrea_ablate.training.facts import facts
-
-    settings: dict[str, dict[str, Any]] = {}
-    known: dict[str, dict[str, Any]] = {}
-    # All that an arm was or will be trained with: an upgrade between two seeds leaves the seeds paired.
-    trained_with: dict[tuple[str, str], dict[str, None]] = {}
-    here, waiting = machine.versions(), {job.run_id for job in missing}
-    for job in jobs:
-        if job.arm not in settings:
-            plain = {key: value for key, value in to_plain(job.cfg).items() if key not in (*_SHOWN_ONLY, "seed")}
-            settings[job.arm] = dict(flat(plain))
-            known[job.arm] = {}
-            with suppress(ConfigError):  # it cannot be built, and becomes a failed run that says why
-                known[job.arm] = facts(job.cfg)
-        versions = here if job.run_id in waiting else (store.record(job.run_id) or {}).get("versions", {})
-        for name, version in versions.items():
-            trained_with.setdefault((job.arm, name), {})[version] = None
-    for (arm, name), seen in trained_with.items():
-        known[arm][f"versions.{name}"] = " and ".join(seen)
-    return differences(settings, known, factors.declared, {**COMPUTED, **factors.references})
-
-
-def _wait_for_others(jobs: Sequence[Job], group: str, store: Store, console: Console) -> None:
-    """Runs that another process was training meanwhile; should it stop, this one goes on with them."""
-    for job in jobs:
-        if store.run_is_active(job.run_id):
-            said = f"{job.label} is being trained by another process; waiting for it."
-            console.print(said, markup=False, highlight=False, soft_wrap=True)
-            run_job(replace(job.cfg, group=job.cfg.group or group), job.overrides, wait=True)
-
-
-def row_of(job: Job, store: Store, failure: str = "") -> RunRow:
-    """The comparison's row of one planned run; `failure` is what its launcher said, for a run without an ending."""
-    from andrea_ablate.report.compare import RunRow
-
-    record = store.record(job.run_id) or {}
-    status, reason = record.get("status", "missing"), record.get("reason", "")
-    if status in ("running", "missing") and failure:
-        status, reason = "failed", failure
-    elif status == "running" and not store.run_is_active(job.run_id):
-        status, reason = "interrupted", "its process ended without a word, as when it is killed"
-    loss = record.get("val/loss")
-    seconds = record.get("train_s")
-    return RunRow(
-        arm=job.arm,
-        seed=job.cfg.seed,
-        status=status,
-        design=job.design,
-        lr=job.cfg.optim["lr"],
-        warmup_tokens=job.cfg.warmup_steps * job.cfg.tokens_per_step,
-        reason=reason,
-        run_id=job.run_id,
-        val_loss=loss if isinstance(loss, float) and math.isfinite(loss) else None,
-        val_bpb=record.get("val/bpb"),
-        params=record.get("params"),
-        non_embedding=record.get("non_embedding_params"),
-        flops_per_token=record.get("flops_per_token"),
-        tokens=record.get("tokens"),
-        tokens_per_s=record["tokens"] / seconds if seconds else None,
-        train_s=seconds,
-        token_hash=record.get("token_hash"),
-        initial_loss=record.get("initial_loss"),
-        unigram_entropy=(record.get("data") or {}).get("unigram_entropy"),
-        paths=record.get("paths") or {},
-    )

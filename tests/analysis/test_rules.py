@@ -103,10 +103,11 @@ def test_stability_by_planted_scores():
     assert stability(calm, wild).verdict is Verdict.SUPPORTED
     assert stability(wild, calm).verdict is Verdict.CONTRADICTED
     assert stability(calm, calm).verdict is Verdict.INCONCLUSIVE
-    nothing = stability([0, 0, 0], [0, 0, 0])
+    nothing = stability([0] * 5, [0] * 5)
     assert (nothing.effect.mean, nothing.effect.low, nothing.effect.high) == (1.0, 1.0, 1.0)
-    assert stability([0, 0, 0], [5, 6, 7]).verdict is Verdict.SUPPORTED
-    assert stability([1.0], [9.0]).verdict is Verdict.INCONCLUSIVE
+    assert stability([0] * 5, [5, 6, 7, 5, 6]).verdict is Verdict.SUPPORTED
+    few = stability([0] * 4, [5, 6, 7, 5, 6])
+    assert (few.verdict, few.effect.low, few.seeds) == (Verdict.INCONCLUSIVE, None, 5) and few.why.startswith("4 runs,")
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from andrea_ablate.analysis.stats import Effect, paired_effect
 FEWEST_SEEDS = 5  # for a claim of superiority; three do for an effect above STRONG standard deviations
 STRONG = 5.0
 FEWEST_RATIOS = 8
+FEWEST_SCORES = 5  # for the bootstrap, which covers too little over three runs
 POWER = 0.8
 MOST_SEEDS = 1000  # beyond this, "more seeds" is no advice
 
@@ -163,7 +164,8 @@ def stability(
     """Is a score of instability (spikes, diverged share, learning-rate sensitivity) `factor` times lower?
 
     By the expanded percentile bootstrap over runs, 95 %, of the ratio baseline / treatment of the mean scores; 0 / 0
-    counts as 1. The effect holds that ratio and its interval. Expanded: the plain one is too narrow for few runs.
+    counts as 1. The effect holds that ratio and its interval. Expanded: the plain one is too narrow for few runs; under
+    FEWEST_SCORES runs on a side this one is too, so there the answer is inconclusive and without an interval.
 
     Args:
         treatment, baseline: one score per run, >= 0.
@@ -179,9 +181,10 @@ def stability(
         ratios = np.where((means_t == 0) & (means_b == 0), 1.0, means_b / means_t)
         seen = 1.0 if t.mean() == b.mean() == 0 else float(b.mean() / t.mean())
     n = min(len(t), len(b))
-    if n < 2:
+    if n < FEWEST_SCORES:
         effect = Effect(seen, None, None, None, n, None, None)
-        return Decision(Verdict.INCONCLUSIVE, effect, "one run gives no interval")
+        why = f"{n} run{'s' * (n != 1)}, of which an interval takes {FEWEST_SCORES}"
+        return Decision(Verdict.INCONCLUSIVE, effect, why, FEWEST_SCORES)
     from scipy.special import ndtr, stdtrit
 
     tail = float(ndtr(math.sqrt(n / (n - 1)) * stdtrit(n - 1, 0.025)))
