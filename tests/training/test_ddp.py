@@ -27,7 +27,7 @@ from support import Compose
 # Each rank is a new process that imports Lightning anew.
 pytestmark = pytest.mark.slow
 
-WHOLE = ("model.dropout=0.0", "trainer.grad_clip=0.5", "stability=[z_loss,skip_step]")
+WHOLE = ("model.dropout=0.0", "trainer.grad_clip=0.5", "stability=[z_loss,skip_step]", "model.tie_embeddings=true")
 WHOLE += ("model.stability.skip_step.window=4", "model.stability.skip_step.sigma=1.0")
 
 

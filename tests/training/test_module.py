@@ -427,6 +427,7 @@ def test_metric_names_do_not_depend_on_flags(logger: str, extra: tuple[str, ...]
         assert set(header) == set(outcome.train[0]) | set(outcome.val[0]) | {"wall_s"}
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 def test_bf16_trains_keeps_fp32_weights_and_is_recorded(straight: Straight) -> None:
     wide, narrow = straight(), straight("trainer.precision=bf16-mixed")
     assert (wide.record["precision"], narrow.record["precision"]) == ("32-true", "bf16-mixed")

@@ -239,6 +239,7 @@ def test_every_parameter_has_one_optimizer_and_they_share_the_learning_rate(epoc
         assert torch.equal(parameter, before[name])
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 @pytest.mark.parametrize("optim", OPTIMIZERS.names())
 def test_tied_head_follows_the_embedding_through_load_copy_and_step(optim: str, epochs: Compose) -> None:
     cfg = epochs("model.tie_embeddings=true", f"optim={optim}")

@@ -74,6 +74,7 @@ def test_a_skipped_step_changes_neither_weights_nor_moments(epochs: Compose, mon
     assert [moments["steps"] for moments in seen[3:6]] == [{4.0}, {4.0}, {5.0}]
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 def test_without_outliers_a_guarded_run_is_the_unguarded_one(epochs: Compose) -> None:
     plain, guarded = epochs("trainer.tokens=320"), epochs("trainer.tokens=320", "stability=[skip_step]")
     for cfg in (plain, guarded):

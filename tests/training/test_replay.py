@@ -77,6 +77,7 @@ def test_a_planted_spike_is_found_replayed_to_the_bit_and_gone_with_another_batc
     assert again[BAD] < spike["baseline"] + 0.2 * spike["height"]
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 def test_a_run_without_checkpoints_is_replayed_from_its_start_and_one_choice_may_differ(epochs: Compose) -> None:
     store, outcome = trained(epochs, "model.dropout=0.1")
     assert not list(outcome.folder.rglob("*.ckpt"))
@@ -89,6 +90,7 @@ def test_a_run_without_checkpoints_is_replayed_from_its_start_and_one_choice_may
     assert normed["steps"][0]["train/loss"] != outcome.train[0]["train/loss"]
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 def test_what_a_step_shows_is_what_the_model_does(epochs: Compose) -> None:
     store, outcome = trained(epochs, "model.attn.window=3", "trainer.grad_clip=null")
     (row,) = replay(store, outcome.id, 1, before=0, after=0)["steps"]
@@ -127,6 +129,7 @@ def test_what_a_step_shows_is_what_the_model_does(epochs: Compose) -> None:
     assert layer["update_ratio"] == pytest.approx(lr / size, rel=0.1)
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 def test_the_step_that_ends_a_run_is_in_its_capsule_and_nothing_watches_on(epochs: Compose, spoil: Spoil) -> None:
     cfg = epochs(*LEARNABLE, "trainer.diverged_after=1")
     spoil({12: ("nll", math.nan)})
@@ -146,6 +149,7 @@ def test_the_step_that_ends_a_run_is_in_its_capsule_and_nothing_watches_on(epoch
     assert core._watchers == []
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 def test_a_checkpoint_that_cannot_be_kept_costs_the_run_nothing(
     epochs: Compose, spoil: Spoil, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +172,7 @@ def test_what_is_not_there_is_said(epochs: Compose) -> None:
         replay(store, outcome.id, 3, {"optim.lrr": 1.0})
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 def test_the_command_writes_the_capsule_beside_the_run(
     epochs: Compose, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

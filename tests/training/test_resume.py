@@ -122,6 +122,7 @@ def test_run_stopped_again_and_again_ends_in_the_same_bits(epochs: Compose, stra
     assert go_on(cfg).final == straight().final
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 def test_signal_during_validation_stops_after_it(
     epochs: Compose, straight: Straight, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,6 +212,7 @@ def test_error_that_a_signal_caused_counts_as_a_stop(epochs: Compose, straight: 
     assert go_on(cfg).final == straight().final
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 def test_handlers_of_the_caller_come_back(epochs: Compose, during: During) -> None:
     def own(number: int, frame: object) -> None:
         raise AssertionError("the caller's handler must not run while a run notes signals")
@@ -237,6 +239,7 @@ def test_run_in_a_thread_trains_without_signal_handlers(epochs: Compose, straigh
     assert Outcome(cfg).final == straight().final
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 def test_command_line_says_130_and_then_goes_on(cli: Cli, tmp_path: Path, during: During) -> None:
     during(4, send())
     answer = cli()
@@ -462,7 +465,7 @@ def test_damaged_checkpoint_falls_back_to_the_one_before(
     with caplog.at_level(logging.WARNING, "andrea_ablate"):
         resumed = go_on(cfg)
     assert newest.name in caplog.text
-    assert resumed.record["resumed_from"] == 15
+    assert resumed.record["resumed_from"] == 15 and resumed.record["damaged_checkpoints"] == [newest.name]
     assert resumed.final == straight().final
 
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import errno
 import gc
+import itertools
+import json
 import logging
 import os
 import random
+import signal
+import time
 import warnings
 import weakref
+from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +23,7 @@ import pytest
 import torch
 from outcome import Outcome, Straight
 
-from andrea_ablate import ops
+from andrea_ablate import config, ops
 from andrea_ablate.config import RunConfig
 from andrea_ablate.registry import ConfigError
 from andrea_ablate.tracking.store import RunBusy, RunWriter, Store, StoreError, write_atomic
@@ -50,6 +56,41 @@ def globals_of_the_process() -> dict[str, Any]:
 
 def fail() -> None:
     raise RuntimeError("lights out")
+
+
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
+def test_a_time_budget_ends_a_run_at_the_last_step_that_fits(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = run(tiny("trainer.tokens=640"))
+    ticks = itertools.count()  # each look at the clock is a second later than the one before: a step takes one
+    clock = SimpleNamespace(perf_counter=lambda: float(next(ticks)), time=time.time)
+    monkeypatch.setattr(callbacks, "time", clock)
+    cfg = tiny("trainer.tokens=1280", "trainer.seconds=4.5", "schedule=constant", "schedule.warmup_tokens=0")
+    record = run(cfg)
+    assert (record["status"], record["stopped_at"], record["tokens"], record["train_s"]) == ("finished", 4, 512, 4.0)
+    store = Store(Path(cfg.paths.runs))
+    rows = [row for row in store.metrics(record["run_id"]) if "train/loss" in row]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4] and record["val/loss"] > 0
+    assert (store.root / record["run_id"] / "model.safetensors").exists()
+    assert "stopped_at" not in whole and whole["tokens"] == 640
+    same = run(tiny("trainer.tokens=512", "schedule=constant", "schedule.warmup_tokens=0"))
+    assert record["val/loss"] == same["val/loss"] and record["run_id"] != same["run_id"]
+
+
+def test_no_time_budget_leaves_the_name_of_a_run_as_it_was(tiny: Compose) -> None:
+    cfg, plain = tiny(), asdict(tiny())
+    hashed: list[Any] = []
+    real = json.dumps
+
+    def watch(content: Any, **options: Any) -> str:
+        hashed.append(content)
+        return real(content, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(config.json, "dumps", watch)
+        for seconds in (None, 5.0):
+            config.run_id(replace(cfg, trainer=replace(cfg.trainer, seconds=seconds)), "", "cpu", "reference", {})
+    without, limited = (content["config"]["trainer"] for content in hashed)
+    assert "seconds" in plain["trainer"] and "seconds" not in without and limited["seconds"] == 5
 
 
 @pytest.mark.parametrize("ending", ["finished", "failed", "interrupted"])
@@ -276,3 +317,36 @@ def test_record_names_what_ran(epochs: Compose) -> None:
     assert record["resumed_from"] == 0 and record["tracking"] == "off" and record["reason"] == ""
     assert record["total_steps"] == 24 and record["tokens"] == 768
     assert record["started"] <= record["ended"] and 0 < record["train_s"] < record["ended"] - record["started"] + 1
+
+
+def test_a_schedulers_tasks_and_the_devices_must_agree(epochs: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = epochs("trainer.devices=2")
+    for key, value in {"SLURM_JOB_ID": 1, "SLURM_JOB_NAME": "x", "SLURM_NTASKS": 1, "SLURM_PROCID": 0}.items():
+        monkeypatch.setenv(key, str(value))
+    run_module.check(cfg)
+    monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "2")
+    with pytest.raises(
+        ConfigError, match=r"SLURM_NTASKS_PER_NODE=2, but a run is one task and starts trainer.devices=2"
+    ):
+        run_module.check(cfg)
+
+
+def test_a_launchers_requeue_comes_after_the_checkpoint(epochs: Compose, during: During) -> None:
+    cfg, seen = epochs(), []
+
+    def requeue(number: int, frame: object) -> None:
+        found = Outcome(cfg)
+        seen.append(
+            (found.record["status"], found.checkpoints()[-1], Store(Path(cfg.paths.runs)).run_is_active(found.id))
+        )
+        raise SystemExit(-1)
+
+    former = signal.signal(signal.SIGUSR2, requeue)
+    try:
+        during(7, lambda: os.kill(os.getpid(), signal.SIGUSR2))
+        with pytest.raises(SystemExit):
+            run(cfg)
+        assert signal.getsignal(signal.SIGUSR2) is requeue
+    finally:
+        signal.signal(signal.SIGUSR2, former)
+    assert seen == [("interrupted", 7, False)]  # written and let go, before the job is in the queue again

@@ -24,6 +24,7 @@ def test_spikes_are_counted_in_the_rows_and_kept_in_the_record(epochs: Compose, 
     assert spike["lost"] == pytest.approx(6.0 - spike["baseline"])
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 def test_a_run_stopped_within_a_spike_ends_in_the_same_record(
     epochs: Compose, spoil: Spoil, during: During, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

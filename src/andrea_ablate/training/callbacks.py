@@ -30,6 +30,7 @@ from andrea_ablate.tracking.mirrors import MirrorInfo, Mirrors, open_mirrors
 from andrea_ablate.tracking.store import RunWriter, Store, write_atomic
 from andrea_ablate.training import checkpoint
 from andrea_ablate.training.module import LanguageModule
+from andrea_ablate.training.sharding import load_model, load_optimizer, whole
 
 
 class Diverged(Exception):  # noqa: N818 (a result, not an error)
@@ -61,6 +62,7 @@ class Recorder(lightning.Callback):
         self.last_val: dict[str, float] = {}
         self.detector = SpikeDetector()
         self.spikes: list[Spike] = []
+        self.stopped_at: int | None = None  # the step at which the time was up
         self.received: signal.Signals | None = None  # the signal that asked the run to stop
         self._pending: list[tuple[int, int, float, bool, Tensor]] = []
         self._clock = 0.0
@@ -103,6 +105,9 @@ class Recorder(lightning.Callback):
         validate = last or (self.cfg.trainer.val_every and pl_module.step % self.cfg.trainer.val_every == 0)
         if validate or len(self._pending) >= self.flush_every:
             self.flush(pl_module)
+        if not last and self._out_of_time(pl_module):
+            last = validate = True
+            self.stopped_at, trainer.should_stop = pl_module.step, True
         if validate:
             self.last_val = pl_module.evaluate(trainer.datamodule.val_dataloader())  # type: ignore[attr-defined]
             for length in self.cfg.trainer.val_lengths if last else ():
@@ -112,6 +117,19 @@ class Recorder(lightning.Callback):
             self._clock = time.perf_counter()  # wall_s is training time, without validation
             if last and not math.isfinite(self.last_val["val/loss"]):
                 raise Diverged(f"validation loss not finite after step {pl_module.step}")
+
+    def _out_of_time(self, module: LanguageModule) -> bool:
+        """Whether the steps until losses are read again would, at the mean so far, go beyond the time budget.
+
+        A resumed run has spent what its checkpoint says, so steps that were lost are not counted twice.
+        """
+        seconds = self.cfg.trainer.seconds
+        if seconds is None or self._pending:
+            return False
+        out = self.wall_s * (1 + self.flush_every / module.step) > seconds
+        if module.trainer.world_size == 1:
+            return out
+        return bool(module.reduce_sum(torch.tensor(float(out), device=module.device)))
 
     def flush(self, module: LanguageModule) -> None:
         """Read pending losses back, write their rows, and raise Diverged after too many bad ones in a row."""
@@ -187,6 +205,9 @@ class Recorder(lightning.Callback):
             "paths": {**self.writer.record["paths"], **library.taken},
             **self.last_val,
         }
+        if self.stopped_at is not None:
+            tokens = self.stopped_at * self.cfg.tokens_per_step
+            result |= {"stopped_at": self.stopped_at, "tokens": tokens}
         tracking = self.mirrors.state
         self.writer.update(status=status, reason=reason, tracking=tracking, ended=time.time(), **result)
         self.mirrors.finish(result, status)  # may wait for a service, so the record comes first
@@ -229,7 +250,7 @@ class Checkpointer(lightning.Callback):
         folder: the run's checkpoint folder; state: what `checkpoint.load_newest` gave, or None for a fresh start.
     """
 
-    SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
     def __init__(self, folder: Path, state: dict[str, Any] | None, recorder: Recorder) -> None:
         self.folder, self.state, self.recorder = folder, state, recorder
@@ -258,9 +279,9 @@ class Checkpointer(lightning.Callback):
         self.listen()  # again: Lightning has put handlers of its own in between
         if self.state is None:
             return
-        pl_module.model.load_state_dict(self.state["model"])
+        load_model(pl_module.model, self.state["model"])
         # An optimizer keeps the tensors it is given, and processes that were sent this state share its memory.
-        trainer.optimizers[0].load_state_dict(copy.deepcopy(self.state["optimizer"]))
+        load_optimizer(trainer.optimizers[0], copy.deepcopy(self.state["optimizer"]))
         if pl_module.guard is not None:
             pl_module.guard.load_state_dict(self.state["guard"])
         pl_module.step = self.state["step"]
@@ -282,16 +303,21 @@ class Checkpointer(lightning.Callback):
         if stop or (every and step % every == 0):
             self.recorder.flush(pl_module)
             # A checkpoint is a place to go back to, so none is written while the loss is bad.
-            if trainer.is_global_zero and self.recorder.bad_steps == 0:
-                self.recorder.writer.update()  # the rows up to here reach the disk first
-                state = {"model": pl_module.model.state_dict(), "optimizer": trainer.optimizers[0].state_dict()}
-                if pl_module.guard is not None:
-                    state["guard"] = pl_module.guard.state_dict()
-                checkpoint.save(self.folder, step, {**state, "recorder": self.recorder.state_dict()})
+            if self.recorder.bad_steps == 0 and (trainer.is_global_zero or pl_module.sharded):
+                self._save(trainer, pl_module)
         if stop:
             trainer.strategy.barrier()  # the end of one rank ends them all
             name = self.recorder.received.name if self.recorder.received else "signal to another rank"
             raise Interrupted(f"{name} after step {step}")
+
+    def _save(self, trainer: lightning.Trainer, module: LanguageModule) -> None:
+        state = {"model": whole(module.model.state_dict()), "optimizer": whole(trainer.optimizers[0].state_dict())}
+        if not trainer.is_global_zero:
+            return
+        self.recorder.writer.update()  # the rows up to here reach the disk first
+        if module.guard is not None:
+            state["guard"] = module.guard.state_dict()
+        checkpoint.save(self.folder, module.step, {**state, "recorder": self.recorder.state_dict()})
 
     def _stop_asked(self, module: LanguageModule) -> bool:
         """Whether a signal came, to whichever rank; ranks ask one another at the steps whose losses they exchange."""
@@ -302,6 +328,8 @@ class Checkpointer(lightning.Callback):
         return bool(module.reduce_sum(torch.tensor(float(self.recorder.received is not None), device=module.device)))
 
     def on_train_end(self, trainer: lightning.Trainer, pl_module: LanguageModule) -> None:  # type: ignore[override]
+        if trainer.is_global_zero or pl_module.sharded:
+            state = whole(dict(pl_module.model.state_dict()))
         if trainer.is_global_zero:
-            weights = {key: value.contiguous() for key, value in pl_module.model.state_dict().items()}
+            weights = {key: value.contiguous() for key, value in state.items()}
             write_atomic(self.folder.parent / "model.safetensors", safetensors.torch.save(weights))

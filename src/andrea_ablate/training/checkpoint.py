@@ -52,17 +52,23 @@ def keep_for_replay(run_folder: Path, step: int) -> None:
             os.link(found[-1], kept / found[-1].name)  # the older one: it shows more of what came before
 
 
-def load_newest(folder: Path) -> dict[str, Any] | None:
-    """The newest readable checkpoint, or None; a damaged one is named in the log and the one before it is used."""
+def load_newest(folder: Path, damaged: list[str] | None = None) -> dict[str, Any] | None:
+    """The newest readable checkpoint, or None; a damaged one is named in the log and the one before it is used.
+
+    Args:
+        damaged: the names of those that cannot be read are added to it.
+    """
     for path in newest_first(folder):
         try:
             with zipfile.ZipFile(path) as parts:
-                damaged = parts.testzip()  # torch writes checksums, and reads without looking at them
-            if damaged is not None:
-                raise ValueError(f"checksum of {damaged}")
+                spoilt = parts.testzip()  # torch writes checksums, and reads without looking at them
+            if spoilt is not None:
+                raise ValueError(f"checksum of {spoilt}")
             state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
             return state
         except Exception as error:  # zipfile and torch raise many types for a damaged file
+            if damaged is not None:
+                damaged.append(path.name)
             log.warning("checkpoint %s cannot be read (%s); going back to the one before it", path, error)
     return None
 

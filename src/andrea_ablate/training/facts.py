@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+from functools import cache
 from typing import Any
 
 import torch
 
 from andrea_ablate import machine, ops
-from andrea_ablate.config import RunConfig
+from andrea_ablate.config import ModelConfig, RunConfig
 from andrea_ablate.model import TransformerLM
 from andrea_ablate.parameters import named_params
 from andrea_ablate.training.optim import param_groups
@@ -18,13 +21,21 @@ def facts(cfg: RunConfig) -> dict[str, Any]:
 
     Raises: ConfigError for a model that cannot be built.
     """
+    found = {"total_steps": cfg.total_steps, "warmup_steps": cfg.warmup_steps}
+    ops_path = ops.path(cfg.ops, machine.device_type(cfg.trainer.accelerator))
+    design = json.dumps([asdict(cfg.model), cfg.optim["decay_embeddings"]])
+    return {**_of_design(design), **found, "ops_path": ops_path}
+
+
+@cache
+def _of_design(design: str) -> dict[str, Any]:
+    """What the model alone comes to: arms that differ in how they are trained share it. design: JSON, to be a key."""
+    config, decay_embeddings = json.loads(design)
     with torch.device("meta"):
-        model = TransformerLM(cfg.model)
+        model = TransformerLM(ModelConfig(**config))
     sizes = ("d_ff", "d_head", "n_kv_heads", "padded_vocab")
     found: dict[str, Any] = {size: getattr(model.dims, size) for size in sizes}
-    found |= {"total_steps": cfg.total_steps, "warmup_steps": cfg.warmup_steps}
-    found["ops_path"] = ops.path(cfg.ops, machine.device_type(cfg.trainer.accelerator))
-    groups = param_groups(model, 1.0, cfg.optim["decay_embeddings"])
+    groups = param_groups(model, 1.0, decay_embeddings)
     decayed = {id(parameter): group["weight_decay"] > 0 for group in groups for parameter in group["params"]}
     for name, parameter, param in named_params(model):
         if name.startswith("blocks.") and not name.startswith("blocks.0."):

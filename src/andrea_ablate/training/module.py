@@ -17,6 +17,7 @@ from andrea_ablate.model import TransformerLM
 from andrea_ablate.training.optim import OPTIMIZERS, set_lr
 from andrea_ablate.training.outliers import OutlierGuard
 from andrea_ablate.training.schedules import schedule
+from andrea_ablate.training.sharding import shard, whole
 
 
 class LanguageModule(lightning.LightningModule):
@@ -42,6 +43,16 @@ class LanguageModule(lightning.LightningModule):
         if self.cfg.trainer.compile:
             self.model.compile()  # in place: parameter names keep no wrapper prefix
         self.weights = list(self.model.parameters())
+
+    def configure_model(self) -> None:
+        if self.sharded:
+            shard(self.model, self.device_mesh["data_parallel"])  # type: ignore[index]
+            self.weights = list(self.model.parameters())
+
+    @property
+    def sharded(self) -> bool:
+        """Whether this rank holds a part of the weights."""
+        return self.cfg.trainer.strategy == "fsdp" and self.trainer.world_size > 1
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         # Lightning's own searches the batch for tensors, which costs a small model more than the copy does.
@@ -85,7 +96,7 @@ class LanguageModule(lightning.LightningModule):
             if ranks == 1:
                 loss.backward()  # what Lightning does around it is for DDP, and a small model feels it
             else:
-                wait = i < n_micro - 1
+                wait = i < n_micro - 1 and not self.sharded  # there, gradients are summed part by part
                 with self.trainer.strategy.block_backward_sync() if wait else nullcontext():  # type: ignore[attr-defined]
                     self.manual_backward(loss)
             done.append(LossSums(*(t.detach() for t in sums)))
@@ -95,8 +106,11 @@ class LanguageModule(lightning.LightningModule):
         """Clip the global gradient norm; return the norm before clipping."""
         limit = self.cfg.trainer.grad_clip
         if limit is None:
-            return nn.utils.get_total_norm([p.grad for p in self.weights if p.grad is not None])
-        return nn.utils.clip_grad_norm_(self.weights, limit)
+            norm = nn.utils.get_total_norm([p.grad for p in self.weights if p.grad is not None])
+        else:
+            norm = nn.utils.clip_grad_norm_(self.weights, limit)
+        total: Tensor = whole(norm)
+        return total
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[dict[str, Any]]) -> dict[str, float]:

@@ -10,12 +10,13 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import lightning
 import torch
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 
 from andrea_ablate import machine, ops
 from andrea_ablate.accounting import account
@@ -25,7 +26,7 @@ from andrea_ablate.data import Corpus, DataModule, prepare
 from andrea_ablate.model import TransformerLM, choices
 from andrea_ablate.registry import ConfigError
 from andrea_ablate.tracking.mirrors import MirrorInfo, check_logger
-from andrea_ablate.tracking.store import RunWriter, Store
+from andrea_ablate.tracking.store import FINAL, RunWriter, Store, StoreError
 from andrea_ablate.training import checkpoint
 from andrea_ablate.training.callbacks import (
     LIGHTNING_LOGS,
@@ -38,8 +39,7 @@ from andrea_ablate.training.callbacks import (
 from andrea_ablate.training.module import LanguageModule
 from andrea_ablate.training.optim import OPTIMIZERS, check_optimizer
 from andrea_ablate.training.schedules import SCHEDULES, schedule
-
-FINAL = ("finished", "diverged")  # a repeated command reuses these; the others are tried again
+from andrea_ablate.training.sharding import ShardedSpawn, check_sharding
 
 
 def identify(cfg: RunConfig) -> tuple[str, Corpus]:
@@ -78,9 +78,28 @@ def check(cfg: RunConfig) -> None:
     schedule(cfg.schedule, cfg.warmup_steps, cfg.total_steps)
     check_optimizer(cfg.optim, model)
     check_logger(cfg.logger)
+    check_sharding(cfg)
+    check_tasks(cfg)
     if cfg.trainer.accelerator == "cuda" and not torch.cuda.is_available():
         raise ConfigError("trainer.accelerator=cuda but torch sees no GPU; use trainer.accelerator=cpu or auto")
     ops.path(cfg.ops, machine.device_type(cfg.trainer.accelerator))
+
+
+def check_tasks(cfg: RunConfig) -> None:
+    """Refuse a scheduler's job of several tasks: each would be a rank of nothing. Raises ConfigError."""
+    for variable in ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"):
+        tasks = os.environ.get(variable, "1")
+        if tasks.isdigit() and int(tasks) > 1:
+            raise ConfigError(
+                f"{variable}={tasks}, but a run is one task and starts trainer.devices={cfg.trainer.devices} processes "
+                "itself; give it --ntasks-per-node=1 (hydra.launcher.tasks_per_node=1)"
+            )
+
+
+def _strategy(cfg: RunConfig) -> str | ShardedSpawn:
+    if cfg.trainer.devices == 1:
+        return "auto"
+    return ShardedSpawn(cfg.trainer.devices) if cfg.trainer.strategy == "fsdp" else "ddp_spawn"
 
 
 def run(cfg: RunConfig, *, wait: bool = False) -> dict[str, Any]:
@@ -103,11 +122,14 @@ def run(cfg: RunConfig, *, wait: bool = False) -> dict[str, Any]:
         attempt = Attempt(cfg, name, corpus, writer)
         with isolated(attempt.device):
             attempt.execute()
-        if writer.record["status"] == "interrupted":
-            raise KeyboardInterrupt(writer.record["reason"])
-        if attempt.received:  # too late for this run, but meant for the whole command
-            raise KeyboardInterrupt(f"{attempt.received.name} at the end of run {name}")
-        return writer.record
+    if attempt.received == signal.SIGUSR2 and callable(signal.getsignal(signal.SIGUSR2)):
+        # A launcher's: now that the checkpoint is written, let it requeue the job and leave.
+        signal.raise_signal(signal.SIGUSR2)
+    if writer.record["status"] == "interrupted":
+        raise KeyboardInterrupt(writer.record["reason"])
+    if attempt.received:  # too late for this run, but meant for the whole command
+        raise KeyboardInterrupt(f"{attempt.received.name} at the end of run {name}")
+    return writer.record
 
 
 class Attempt:
@@ -125,6 +147,7 @@ class Attempt:
         self.device = machine.device_type(cfg.trainer.accelerator)
         self.checkpoints = writer.folder / "checkpoints"
         self.recorder: Recorder | None = None
+        self.damaged: list[str] = []  # checkpoints that this try and those before it could not read
 
     @property
     def received(self) -> signal.Signals | None:
@@ -135,6 +158,7 @@ class Attempt:
         """Train; whatever happens, the record ends with a status and a reason."""
         started = time.perf_counter()
         machine.reset_peak_memory(self.device)
+        self.damaged = list(self.writer.record.get("damaged_checkpoints", []))
         self.writer.record.clear()  # results of an earlier try are not those of this one
         self.writer.update(**self._description(), status="running", reason="")
         (self.writer.folder / "error.txt").unlink(missing_ok=True)
@@ -152,7 +176,8 @@ class Attempt:
         if self.writer.record["status"] == "running":
             stopped = self.received or was_stopped(error)
             if not stopped:
-                self.writer.error("".join(traceback.format_exception(error)))
+                with suppress(StoreError):  # on a full disk the shorter record may still fit
+                    self.writer.error("".join(traceback.format_exception(error)))
             self.writer.update(
                 status="interrupted" if stopped else "failed", reason=reason_for(error), ended=time.time()
             )
@@ -161,7 +186,7 @@ class Attempt:
 
     def _fit(self, started: float) -> None:
         cfg = self.cfg
-        state = checkpoint.load_newest(self.checkpoints)
+        state = checkpoint.load_newest(self.checkpoints, self.damaged)
         step = state["step"] if state else 0
         self.writer.rewind(step)
         torch.manual_seed(cfg.seed)
@@ -174,7 +199,8 @@ class Attempt:
         trainer = lightning.Trainer(
             accelerator="gpu" if self.device == "cuda" else "cpu",
             devices=cfg.trainer.devices,
-            strategy="ddp_spawn" if cfg.trainer.devices > 1 else "auto",
+            strategy=_strategy(cfg),
+            plugins=[LightningEnvironment()],  # also inside a scheduler's job: a run starts its ranks itself
             precision=cfg.trainer.precision,  # type: ignore[arg-type]
             max_steps=cfg.total_steps,
             max_epochs=-1,
@@ -189,7 +215,9 @@ class Attempt:
             enable_model_summary=False,
         )
         paths = {"optimizer": "fused" if cfg.optim["type"] == "adamw" else "eager", "compile": cfg.trainer.compile}
-        self.writer.update(paths=paths, resumed_from=step, setup_s=time.perf_counter() - started)
+        damaged = list(dict.fromkeys(self.damaged))
+        setup_s = time.perf_counter() - started
+        self.writer.update(paths=paths, resumed_from=step, damaged_checkpoints=damaged, setup_s=setup_s)
         checkpointer.launcher = trainer.strategy.launcher
         checkpointer.listen()
         try:

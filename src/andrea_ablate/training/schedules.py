@@ -21,14 +21,14 @@ def cosine(*, min_ratio: float) -> Shape:
 
 @SCHEDULES.register("linear")
 def linear(*, min_ratio: float) -> Shape:
-    """A straight line from 1 to min_ratio."""
+    """A straight line from 1 to min_ratio. Source: Defazio et al. 2023, arXiv:2310.07831."""
     _check_ratio(min_ratio)
     return lambda u: 1 - (1 - min_ratio) * u
 
 
 @SCHEDULES.register("constant")
 def constant() -> Shape:
-    """1 throughout."""
+    """1 throughout. Source: Hägele et al. 2024, arXiv:2405.18392, section 2, where it stands before the decay."""
     return lambda u: 1.0
 
 
