@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,17 @@ def _one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(params=["reference", "compiled"])
+def impl(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The test runs with torch's own operations, and with the compiled ones."""
+    from andrea_ablate.ops import library
+
+    if request.param == "compiled" and library.loaded().path is None:
+        pytest.skip(f"the compiled library is {library.loaded().reason}")
+    with library.using(request.param):
+        yield request.param
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,7 @@ def name(path: Path) -> str:
     return ".".join(path.relative_to(SRC).with_suffix("").parts)
 
 
-@lru_cache
+@cache
 def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
@@ -64,7 +64,7 @@ def test_the_files_are_found() -> None:
 
 
 def test_hydra_stays_at_the_entry() -> None:
-    entry = {"andrea_ablate.cli", "andrea_ablate.composition", "andrea_ablate.sweep", "andrea_ablate.bench.__main__"}
+    entry = {f"andrea_ablate.{name}" for name in ("arms", "cli", "composition", "sweep", "bench.__main__")}
     for package in ("hydra", "omegaconf"):
         found = {module for module in importers(package) if not module.startswith("hydra_plugins")}
         assert found <= entry
@@ -78,6 +78,10 @@ def test_lightning_stays_in_training_and_data() -> None:
 
 def test_wandb_is_touched_by_its_mirror_alone() -> None:
     assert importers("wandb") <= {"andrea_ablate.tracking.mirrors"}
+
+
+def test_duckdb_is_an_extra_of_the_runs_command() -> None:
+    assert importers("duckdb") == {"andrea_ablate.runs.index", "andrea_ablate.runs.__main__"}
 
 
 @pytest.mark.parametrize("axis", sorted(AXES))
@@ -113,9 +117,9 @@ def test_analysis_is_numpy_and_scipy() -> None:
 
 def test_imports_do_not_go_up() -> None:
     """cli -> training -> model -> parts; report and tracking never import what uses them."""
-    above = {"training": {"cli", "sweep", "composition"}, "data": {"cli", "sweep", "composition", "training", "model"}}
-    above["tracking"] = {"cli", "sweep", "composition", "training", "model", "data"}
-    above["report"] = {"cli", "sweep", "composition", "training", "model", "data"}
+    entry = {"cli", "sweep", "conduct", "jobs", "composition"}
+    above = {"training": entry, "data": entry | {"training", "model"}}
+    above["tracking"] = above["report"] = entry | {"training", "model", "data"}
     for package, forbidden in above.items():
         for path in (SRC / "andrea_ablate" / package).rglob("*.py"):
             assert not ours(path) & forbidden, path
@@ -126,8 +130,10 @@ def test_imports_do_not_go_up() -> None:
     ("module", "without"),
     [
         ("andrea_ablate.cli", ["torch", "lightning", "wandb", "numpy", "scipy"]),
+        ("andrea_ablate.claims.__main__", ["torch", "lightning", "wandb", "numpy", "scipy"]),
         ("andrea_ablate.config", ["torch", "hydra", "omegaconf", "numpy", "yaml"]),
         ("andrea_ablate.registry", ["torch", "hydra", "numpy"]),
+        ("andrea_ablate.runs.__main__", ["torch", "hydra", "lightning", "wandb", "numpy", "duckdb"]),
         ("andrea_ablate.accounting", ["hydra", "omegaconf", "lightning", "wandb", "scipy"]),  # and model with it
     ],
 )

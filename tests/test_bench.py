@@ -31,6 +31,7 @@ def test_rivals_compute_the_same(name: str) -> None:
             )
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 @needs_library
 def test_the_table_holds_every_rival_at_every_width() -> None:
     result = bench_ops(["rmsnorm", "swiglu"], "cpu", ["float32"], [8, 24], 64, 2, with_compile=False)

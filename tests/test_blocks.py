@@ -82,6 +82,8 @@ BY_HAND = {  # from x = 1, with n(x) = 2 x + 1, attn(x) = 2 x + 1, ffn(x) = 3 x 
     ("serial", "double"): 213,  # n 3, attn 7, n 15, sum 16; n 33, ffn 98, n 197, sum 213
     ("serial", "deepnorm"): 109,  # attn 3, 2 + 3 = 5, n 11; ffn 32, 22 + 32 = 54, n 109
     ("serial", "depth_scaled"): 20.5,  # n 3, half 1.5, attn 4, sum 5; n 11, half 5.5, ffn 15.5, sum 20.5
+    ("no_residual", "none"): 8,  # attn 3, ffn 8
+    ("no_residual", "pre"): 44,  # n 3, attn 7, n 15, ffn 44
     ("parallel", "none"): 6,  # attn 3, ffn 2
     ("parallel", "pre"): 16,  # n 3, attn 7, ffn 8
     ("parallel2", "pre"): 16,  # likewise: its norms are told apart below
@@ -102,6 +104,15 @@ def test_block_by_hand(name: str, position: str) -> None:
 
 def test_every_block_is_worked_by_hand() -> None:
     assert {name for name, _ in BY_HAND} == set(BLOCKS.names())
+
+
+@pytest.mark.parametrize("position", ["pre", "none"])
+def test_without_residual_the_branches_replace_the_stream(position: str) -> None:
+    wired, norms = block("no_residual", position)
+    assert len(norms) == 2 * NORM_COUNT[position]
+    x = torch.randn(2, 3, 4, dtype=torch.float64)
+    first, second = norms or (nn.Identity(), nn.Identity())
+    torch.testing.assert_close(run(wired, x), 3 * second(2 * first(x) + 1) - 1, rtol=1e-14, atol=1e-14)
 
 
 @pytest.mark.parametrize("position", ["pre", "none"])
@@ -128,9 +139,10 @@ def test_two_norms_are_refused_where_they_have_no_agreed_meaning(position: str) 
 
 
 @pytest.mark.parametrize("position", [name for name in NORM_POSITIONS.names() if name not in ("pre", "none")])
-def test_parallel_is_refused_where_it_has_no_agreed_meaning(position: str) -> None:
-    with pytest.raises(ConfigError, match="block=parallel.*norm=pre, norm=none or block=serial"):
-        block("parallel", position)
+@pytest.mark.parametrize("name", ["parallel", "no_residual"])
+def test_a_block_is_refused_where_it_has_no_agreed_meaning(name: str, position: str) -> None:
+    with pytest.raises(ConfigError, match=f"block={name}.*norm=pre, norm=none or block=serial"):
+        block(name, position)
 
 
 @pytest.mark.parametrize("position", NORM_POSITIONS.names())
@@ -139,7 +151,7 @@ def test_the_stack_ends_in_a_norm_where_the_stream_is_not_normalised(position: s
     assert isinstance(model.final_norm, nn.Identity) != ENDS_IN_NORM[position]
 
 
-@pytest.mark.parametrize("name", BLOCKS.names())
+@pytest.mark.parametrize("name", [name for name in BLOCKS.names() if name != "no_residual"])
 def test_dropout_drops_what_a_branch_adds_and_never_the_stream(name: str) -> None:
     wired, _ = block(name, "pre", dropout=0.5)
     wired.attn, wired.ffn = Affine(0, 1), Affine(0, 1)

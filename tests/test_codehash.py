@@ -130,6 +130,7 @@ def test_code_without_a_file_is_refused() -> None:
             code_hash(item)
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 def test_an_edited_class_makes_new_runs_and_no_others(
     tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

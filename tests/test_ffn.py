@@ -14,6 +14,7 @@ from andrea_ablate.registry import ConfigError
 from oracles import ffn as oracle
 
 
+@pytest.mark.usefixtures("impl")
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activation_matches_float64_oracle(name: str) -> None:
     x = torch.linspace(-9, 9, 1001, dtype=torch.float64)
@@ -21,14 +22,17 @@ def test_activation_matches_float64_oracle(name: str) -> None:
     torch.testing.assert_close(ops.activation(x, name), want, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.usefixtures("impl")
 @pytest.mark.parametrize(
     ("name", "value"),
     [("gelu", -0.158655), ("gelu_tanh", -0.158808), ("silu", -0.268941), ("relu", 0.0), ("sigmoid", 0.268941)],
 )
 def test_activation_at_minus_one(name: str, value: float) -> None:
     assert ops.activation(torch.tensor(-1.0), name).item() == pytest.approx(value, abs=5e-7)
+    assert ops.gated(torch.tensor([-1.0]), torch.tensor([2.0]), name).item() == pytest.approx(2 * value, abs=1e-6)
 
 
+@pytest.mark.usefixtures("impl")
 @pytest.mark.parametrize("name", FFNS.names())
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("linear_bias", [True, False])

@@ -15,7 +15,7 @@ from andrea_ablate.model import TransformerLM
 from andrea_ablate.registry import ConfigError
 from andrea_ablate.tracking.store import Store
 from andrea_ablate.training.run import run
-from designs import design
+from designs import content, design, options
 
 TOKENS = torch.arange(10).view(2, 5) * 2
 
@@ -52,10 +52,28 @@ def test_the_cache_has_the_size_that_the_account_says(changes: dict[str, Any]) -
 @pytest.mark.parametrize("pos", ["rope", "learned", "sine", "alibi", "t5", "none"])
 def test_cached_and_uncached_text_are_the_same(pos: str) -> None:
     model = TransformerLM(design(pos=pos, attn={"window": 4}))
-    for options in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 3}, {"temperature": 0.7, "top_k": 3}):
-        quick, slow = (generate(model, TOKENS, 7, **options, cached=cached) for cached in (True, False))
+    for drawn in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 3}, {"temperature": 0.7, "top_k": 3}):
+        quick, slow = (generate(model, TOKENS, 7, **drawn, cached=cached) for cached in (True, False))
         assert torch.equal(quick, slow)
         assert quick.shape == (2, 12) and torch.equal(quick[:, :5], TOKENS)
+
+
+@pytest.mark.parametrize("scaling", options("scaling"))
+@pytest.mark.parametrize("window", [None, 3])
+def test_cached_logits_are_the_uncached_ones_past_the_original_length(scaling: str, window: int | None) -> None:
+    """Where the frequencies change with the length, layers above the first have read those of before."""
+    plan = {"original_len": 4} if "original_len" in content("scaling", scaling) else {}
+    model = TransformerLM(design(scaling=(scaling, plan), n_layers=3, max_seq_len=4, attn={"window": window})).double()
+    tokens = torch.randint(0, 23, (2, 13), generator=torch.Generator().manual_seed(0))
+    for parts in ((2, 1, 1, 1, 1, 1, 1, 5), (3, 7, 2, 1), (13,)):
+        cache, done = KVCache(), 0
+        with torch.no_grad():
+            for count in parts:
+                got = model(tokens[:, done : done + count], cache=cache)
+                done += count
+                torch.testing.assert_close(got, model(tokens[:, :done])[:, -count:], rtol=1e-10, atol=1e-12)
+        assert cache.length == 13
+        assert {x.shape[1] for layer in cache.layers.values() for x in layer.kept} == {window or 13}
 
 
 def test_greedy_takes_the_likeliest_and_top_k_of_one_is_greedy() -> None:
@@ -90,6 +108,7 @@ def test_what_cannot_be_generated_is_refused() -> None:
         generate(TransformerLM(design(pos="learned")), TOKENS, 9)
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 def test_a_finished_run_continues_a_prompt_on_the_command_line(
     tiny: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,6 +69,7 @@ DESIGNS: list[dict[str, Any]] = [
         "attn": "gqa2",
     },
     {"block": "parallel2", "linear_bias": True, "stability": {"qk_layernorm": {"bias": True}, "layerscale": {}}},
+    {"block": "no_residual", "linear_bias": True, "stability": {"residual_multiplier": {}}},
     {
         "block": "parallel",
         "stability": {"residual_multiplier": {}, "logit_multiplier": {}, "output_softcap": {"cap": 1}},
@@ -213,6 +214,12 @@ def test_tied_weights_are_one_parameter_whatever_happens_to_the_model() -> None:
     assert is_tied(model)
     assert not is_tied(TransformerLM(design()))
     assert is_tied(copy.deepcopy(model))
+    compiled = TransformerLM(config)
+    compiled.compile(backend="eager")
+    tokens = torch.arange(10).view(1, 10)
+    compiled(tokens, tokens).nll.backward()
+    torch.optim.SGD(compiled.parameters(), lr=0.1).step()
+    assert is_tied(compiled)
 
     buffer = io.BytesIO()
     torch.save(model.state_dict(), buffer)
@@ -229,7 +236,6 @@ def test_tied_weights_are_one_parameter_whatever_happens_to_the_model() -> None:
     empty.to_empty(device="cpu")
     empty.load_state_dict(state, strict=True)
     assert is_tied(empty)
-    tokens = torch.arange(10).view(1, 10)
     assert torch.equal(empty(tokens), model(tokens))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load, save
 
 from andrea_ablate.accounting import account
 from andrea_ablate.attention import KVCache
@@ -53,7 +54,7 @@ REFUSED: dict[Pair, str] = {
     **{(("pos", pos), ("scaling", name)): "choose pos=rope" for pos in WITHOUT_ROPE for name in SCALED},
     **{
         (("norm", norm), ("block", block)): f"block={block} has no agreed meaning"
-        for block, meant in (("parallel", ("pre", "none")), ("parallel2", ("pre",)))
+        for block, meant in (("parallel", ("pre", "none")), ("parallel2", ("pre",)), ("no_residual", ("pre", "none")))
         for norm in options("norm")
         if norm not in meant
     },
@@ -164,6 +165,10 @@ def test_design_trains_and_sees_the_future_only_where_asked_to(row: dict[str, An
     assert torch.equal(old[:, :at], new[:, :at]) == row["causal"]
     assert not torch.equal(old[:, at], new[:, at])
     assert not torch.equal(old[:, at + 1], new[:, at + 1])
+
+    again = build(row).eval()
+    again.load_state_dict(load(save(model.state_dict())))
+    assert torch.equal(again(inputs), old)
 
     if row["causal"]:
         cache, done = KVCache(), 0

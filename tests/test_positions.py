@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from andrea_ablate.attention import score_shift
@@ -104,6 +105,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
 }
 
 
+@pytest.mark.usefixtures("impl")
 @pytest.mark.parametrize("name", POSITIONS.names())
 def test_position_matches_its_oracle(name: str) -> None:
     torch.manual_seed(0)
@@ -171,6 +173,7 @@ def test_a_model_in_bf16_keeps_exact_slopes() -> None:
 # rotations
 
 
+@pytest.mark.usefixtures("impl")
 @pytest.mark.parametrize("pairing", PAIRINGS)
 def test_scores_depend_on_the_distance_alone(pairing: str) -> None:
     torch.manual_seed(0)
@@ -183,6 +186,7 @@ def test_scores_depend_on_the_distance_alone(pairing: str) -> None:
     assert abs(score[0] - score[0, 0]).max() > 1e-2
 
 
+@pytest.mark.usefixtures("impl")
 @pytest.mark.parametrize("pairing", PAIRINGS)
 def test_rotation_keeps_the_length_and_leaves_the_first_position_alone(pairing: str) -> None:
     torch.manual_seed(0)
@@ -193,6 +197,7 @@ def test_rotation_keeps_the_length_and_leaves_the_first_position_alone(pairing: 
     assert not torch.allclose(turned[:, 1:], x[:, 1:], atol=0.1)
 
 
+@pytest.mark.usefixtures("impl")
 def test_the_two_pairings_agree_after_the_fixed_permutation() -> None:
     torch.manual_seed(0)
     x = torch.randn(1, 9, 2, 8)
@@ -212,6 +217,7 @@ def exact_angles(length: int, width: int) -> Tensor:
     return torch.arange(length, dtype=torch.float64)[:, None] * frequency
 
 
+@pytest.mark.usefixtures("impl")
 @pytest.mark.parametrize("built_under_bf16", [True, False])
 def test_a_model_in_bf16_keeps_exact_angles(built_under_bf16: bool) -> None:
     """bf16 cannot tell position 256 from 257: neither positions nor frequencies may ever be rounded to it."""
@@ -230,6 +236,7 @@ def test_a_model_in_bf16_keeps_exact_angles(built_under_bf16: bool) -> None:
     assert len(torch.cat((cos, sin), -1).unique(dim=0)) == 4096
 
 
+@pytest.mark.usefixtures("impl")
 @pytest.mark.parametrize("pairing", PAIRINGS)
 @pytest.mark.parametrize("autocast", [True, False])
 def test_bf16_queries_are_turned_in_fp32_and_rounded_once(pairing: str, autocast: bool) -> None:
@@ -242,23 +249,29 @@ def test_bf16_queries_are_turned_in_fp32_and_rounded_once(pairing: str, autocast
     assert ((turned.double() - want).abs() <= 2**-8 * want.abs() + 1e-5).all()
 
 
+@pytest.mark.usefixtures("impl")
 @pytest.mark.parametrize("pairing", PAIRINGS)
-def test_kept_tables_never_answer_for_another_length_or_dtype(pairing: str) -> None:
+def test_kept_tables_never_answer_for_another_length_offset_or_dtype(pairing: str) -> None:
     torch.manual_seed(0)
     module = rope(pairing=pairing)
-    for length, dtype in [
-        (8, torch.float32),
-        (16, torch.float32),
-        (8, torch.float32),
-        (8, torch.float64),
-        (5, torch.bfloat16),
-        (16, torch.float64),
-        (1, torch.float32),
+    for length, start, dtype in [
+        (8, 0, torch.float32),
+        (8, 4, torch.float32),
+        (16, 0, torch.float32),
+        (8, 0, torch.float32),
+        (8, 4, torch.float64),
+        (5, 0, torch.bfloat16),
+        (16, 9, torch.float64),
+        (1, 30, torch.float32),
+        (1, 0, torch.float32),
     ]:
         q = torch.randn(2, length, 2, 8, dtype=dtype)
-        for kept, fresh in zip(module(q, q), rope(pairing=pairing)(q, q), strict=True):
+        fresh = rope(pairing=pairing)(q, q, start=start)
+        for kept, new in zip(module(q, q, start=start), fresh, strict=True):
             assert kept.dtype == dtype
-            assert torch.equal(kept, fresh)
+            assert torch.equal(kept, new)
+        exact = torch.from_numpy(oracle.rope(F.pad(q, (0, 0, 0, 0, start, 0)).double().numpy(), 10000.0, pairing))
+        torch.testing.assert_close(kept.double(), exact[:, start:], rtol=1e-2, atol=1e-2)
 
 
 def test_tables_do_not_pile_up_over_lengths() -> None:

@@ -19,7 +19,8 @@ from andrea_ablate.model import TransformerLM
 from andrea_ablate.registry import ConfigError
 from support import Cli
 
-# Parameters of published checkpoints, and the sizes that a preset leaves open.
+# Parameters of published checkpoints, and the sizes that a preset leaves open. Sources: parity/test_published.py, which
+# counts them with the public classes.
 PUBLISHED: dict[str, tuple[int, dict[str, Any]]] = {
     "gpt1": (116_534_784, {"d_model": 768, "n_layers": 12, "n_heads": 12, "vocab_size": 40478, "max_seq_len": 512}),
     "gpt2": (124_439_808, {"d_model": 768, "n_layers": 12, "n_heads": 12, "vocab_size": 50257, "max_seq_len": 1024}),
@@ -89,6 +90,7 @@ def test_every_preset_chooses_in_every_group_of_the_architecture(name: str) -> N
     assert plain.keys() <= {"defaults", "model"}
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_at_its_published_size_a_preset_has_the_published_number_of_parameters(name: str) -> None:
     params, sizes = PUBLISHED[name]
@@ -96,6 +98,7 @@ def test_at_its_published_size_a_preset_has_the_published_number_of_parameters(n
     assert account(preset(name, *given), 8).params == params
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 @pytest.mark.parametrize("name", FAMILY)
 def test_a_preset_is_a_model_of_its_family(name: str) -> None:
     assert config_to_hf(preset(name), FAMILY[name])["model_type"] == FAMILY[name]

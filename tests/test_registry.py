@@ -70,7 +70,7 @@ def test_stability_names_and_yaml_files_agree() -> None:
 
 def test_every_folder_of_options_is_known_here() -> None:
     folders = {path.name for path in CONF.iterdir() if path.is_dir()}
-    assert folders == {*GROUPS, "stability", "size", "preset"}
+    assert folders == {*GROUPS, "stability", "size", "preset", "launcher"}
 
 
 @pytest.mark.parametrize(("group", "option"), CHOICES)

@@ -83,6 +83,7 @@ def test_frequencies_are_those_of_transformers(name: str, width: int, theta: flo
             assert scaling.magnitude == pytest.approx(magnitude, rel=1e-9)
 
 
+@pytest.mark.usefixtures("impl")
 @pytest.mark.parametrize("name", options("scaling"))
 def test_rope_turns_by_the_scaled_frequencies(name: str) -> None:
     torch.manual_seed(0)

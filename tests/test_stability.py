@@ -19,24 +19,42 @@ from designs import design
 from oracles import attention, norms
 
 
-def check_qk_norm() -> None:
-    module: Any = STABILITY.build({"type": "qk_norm", "eps": 1e-3}, d_head=5).double()
+def check_qk_norm(cast: str) -> None:
+    module: Any = STABILITY.build({"type": "qk_norm", "eps": 1e-3, "cast": cast}, d_head=5).double()
     for parameter in module.parameters():
         nn.init.normal_(parameter)
     q, k = torch.randn(2, 3, 4, 5, dtype=torch.float64), torch.randn(2, 3, 2, 5, dtype=torch.float64)
     for got, x, gain in zip(module(q, k), (q, k), (module.q_gain, module.k_gain), strict=True):
         want = norms.rmsnorm(x.numpy(), gain.detach().numpy(), 0.0, 1e-3)
         torch.testing.assert_close(got, torch.from_numpy(want), rtol=1e-12, atol=1e-12)
+    check_casts(module)
 
 
-def check_qk_norm_full() -> None:
-    module: Any = STABILITY.build({"type": "qk_norm_full", "eps": 1e-3}, n_heads=4, n_kv_heads=2, d_head=5).double()
+def check_qk_norm_full(cast: str) -> None:
+    node = {"type": "qk_norm_full", "eps": 1e-3, "cast": cast}
+    module: Any = STABILITY.build(node, n_heads=4, n_kv_heads=2, d_head=5).double()
     for parameter in module.parameters():
         nn.init.normal_(parameter)
     q, k = torch.randn(2, 3, 4, 5, dtype=torch.float64), torch.randn(2, 3, 2, 5, dtype=torch.float64)
     for got, x, gain in zip(module(q, k), (q, k), (module.q_gain, module.k_gain), strict=True):
         want = norms.rmsnorm(x.reshape(2, 3, -1).numpy(), gain.detach().numpy(), 0.0, 1e-3)
         torch.testing.assert_close(got.reshape(2, 3, -1), torch.from_numpy(want), rtol=1e-12, atol=1e-12)
+    check_casts(module)
+
+
+def check_casts(module: Any) -> None:
+    """The gain multiplies in fp64 before the only rounding (t5), or the rounded value and is rounded again (llama)."""
+    module = module.float()
+    q, k = torch.randn(9, 8, 4, 5).bfloat16(), torch.randn(9, 8, 2, 5).bfloat16()
+    for got, x, gain in zip(module(q, k), (q, k), (module.q_gain, module.k_gain), strict=True):
+        wide = x.double().view(*x.shape[:2], -1, gain.shape[-1])
+        normed = wide / (wide.square().mean(-1, keepdim=True) + 1e-3).sqrt()
+        want = (normed.bfloat16().double() if module.cast == "llama" else normed) * gain.double()
+        assert got.dtype == torch.bfloat16
+        differ = got.view(want.shape) != want.bfloat16()
+        assert differ.float().mean() < 0.01  # a tie may fall on either side in fp32
+        other = (normed if module.cast == "llama" else normed.bfloat16().double()) * gain.double()
+        assert (got.view(want.shape) != other.bfloat16()).float().mean() > 0.1
 
 
 def check_qk_layernorm() -> None:
@@ -112,8 +130,8 @@ def check_z_loss() -> None:
 
 
 ORACLES = {
-    "qk_norm": check_qk_norm,
-    "qk_norm_full": check_qk_norm_full,
+    "qk_norm": lambda: [check_qk_norm(cast) for cast in ("t5", "llama")],
+    "qk_norm_full": lambda: [check_qk_norm_full(cast) for cast in ("t5", "llama")],
     "qk_layernorm": check_qk_layernorm,
     "embedding_norm": check_embedding_norm,
     "embedding_scale": partial(check_multiplier, "embedding_scale", 4.0),  # the root of a width of 16
@@ -130,6 +148,7 @@ SEAMS |= {"qk_norm_full": "qk", "qk_layernorm": "qk", "embedding_norm": "stream"
 SEAMS |= {"residual_multiplier": "branch", "layerscale": "branch", "logit_multiplier": "output", "skip_step": "step"}
 
 
+@pytest.mark.usefixtures("impl")
 @pytest.mark.parametrize("name", STABILITY.names())
 def test_trick_matches_its_oracle(name: str) -> None:
     torch.manual_seed(0)
@@ -191,6 +210,8 @@ def test_several_tricks_of_one_model_all_act() -> None:
         ({"type": "qk_norm", "eps": 0.0}, "eps=0.0 must be positive"),
         ({"type": "softcap"}, "softcap.*attn_softcap, .*output_softcap, .*qk_norm, .*z_loss"),
         ({"type": "qk_norm_full", "eps": -1.0}, "eps=-1.0 must be positive"),
+        ({"type": "qk_norm", "cast": "bf16"}, "cast='bf16' is not one of t5, llama"),
+        ({"type": "qk_norm_full", "cast": "T5"}, "cast='T5' is not one of t5, llama"),
         ({"type": "qk_layernorm", "eps": 0.0}, "eps=0.0 must be positive"),
         ({"type": "qk_layernorm", "gains": "heads"}, "gains='heads' is not one of shared, per_head"),
         ({"type": "embedding_norm", "eps": 0.0}, "eps=0.0 must be positive"),

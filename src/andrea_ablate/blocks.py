@@ -118,7 +118,7 @@ class DepthScaledNorm:
 
 @NORM_POSITIONS.register("none")
 class NoNorm:
-    """``x + f(x)``: no norm anywhere, not even at the end."""
+    """``x + f(x)``: no norm anywhere, not even at the end. Zhang et al. 2019 (Fixup), arXiv:1901.09321."""
 
     norms = ()
     final_norm = False
@@ -137,6 +137,7 @@ class SerialBlock(nn.Module):
         make_end: builds what the output of one branch goes through (tricks of that seam).
         dropout: probability of dropping a value that a branch adds to the stream, training only.
     Shape: x ``(B, L, D)`` -> ``(B, L, D)``.
+    Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.1.
     """
 
     n_sublayers = 2
@@ -160,6 +161,32 @@ class SerialBlock(nn.Module):
     def forward(self, x_BLD: Tensor, attend: Callable[[nn.Module, Tensor], Tensor]) -> Tensor:
         x_BLD = self.position.wire(x_BLD, lambda h: self.drop(self.attn_end(attend(self.attn, h))), self.attn_norm)
         return self.position.wire(x_BLD, lambda h: self.drop(self.ffn_end(self.ffn(h))), self.ffn_norm)
+
+
+@BLOCKS.register("no_residual")
+class NoResidualBlock(SerialBlock):
+    """Serial without the additions: ``x -> f(n(x))``, so that a branch replaces the stream. To see what they are for.
+
+    Args, shape: as SerialBlock; the parameters too.
+    Raises: ConfigError for norm positions other than pre and none, where nothing but the addition is left out.
+    Source: the network without shortcuts of He et al. 2023, arXiv:2302.10322, section 1.
+    """
+
+    def __init__(self, *, position: NormPosition, **parts: Any) -> None:
+        if not isinstance(position, (PreNorm, NoNorm)):
+            raise ConfigError(
+                "block=no_residual has no agreed meaning with this norm position; "
+                "use norm=pre, norm=none or block=serial"
+            )
+        super().__init__(position=position, **parts)
+
+    def forward(self, x_BLD: Tensor, attend: Callable[[nn.Module, Tensor], Tensor]) -> Tensor:
+        def normed(x_BLD: Tensor, norms: Norms) -> Tensor:
+            return norms["before"](x_BLD) if self.position.norms else x_BLD
+
+        x_BLD = self.drop(self.attn_end(attend(self.attn, normed(x_BLD, self.attn_norm))))
+        out_BLD: Tensor = self.drop(self.ffn_end(self.ffn(normed(x_BLD, self.ffn_norm))))
+        return out_BLD
 
 
 @BLOCKS.register("parallel")

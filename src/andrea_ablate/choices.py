@@ -73,12 +73,17 @@ def choices() -> list[Choice]:
 
 
 def _choice(option: Option) -> Choice:
-    registered = option.content.get("norm_position", option.content.get("type", option.name))
-    formula, source = describe(registries()[option.group].get(registered))
+    formula, source = describe(class_of(option))
     content = {key: value for key, value in option.content.items() if key in _TOLD_APART and value is not None}
     settings = ", ".join(f"{key} {value}" for key, value in content.items())
     users = [name for name in preset_names() if option.name in _chosen(name).get(option.group, ())]
     return Choice(option.group, option.name, formula, source, settings, users)
+
+
+def class_of(option: Option) -> Any:
+    """What is registered for an option of a group."""
+    registered = option.content.get("norm_position", option.content.get("type", option.name))
+    return registries()[option.group].get(registered)
 
 
 _TOLD_APART = ("activation", "ratio", "n_kv_heads", "bias")

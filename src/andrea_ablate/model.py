@@ -63,9 +63,9 @@ class TransformerLM(nn.Module):
 
         check_pairs(config)
         where = config.block["norm_position"]
-        scaling, causal = SCALINGS.build(config.scaling, **sizes), config.attn.get("causal", True)
+        self.scaling, causal = SCALINGS.build(config.scaling, **sizes), config.attn.get("causal", True)
         turned = {**sizes, "d_head": ATTENTIONS.ask("widths", config.attn, **sizes).turned}
-        self.pos = POSITIONS.build(config.pos, **turned, scaling=scaling, causal=causal)
+        self.pos = POSITIONS.build(config.pos, **turned, scaling=self.scaling, causal=causal)
         self.scheme = INITS.build(config.init, **sizes)
         attn = part_options(config.attn)
         if self.scheme.attn_scale is not None and attn.get("scale") is None:
@@ -115,7 +115,10 @@ class TransformerLM(nn.Module):
 
     def hidden(self, tokens: Tensor, key_mask: Tensor | None = None, cache: KVCache | None = None) -> Tensor:
         """What the output projection reads, ``(B, L, D)``."""
-        start = 0 if cache is None else cache.length
+        new, start = tokens.shape[1], 0
+        if cache is not None:
+            tokens = cache.take(tokens, self.scaling.regime(cache.length + new))
+            start = cache.length
         x_BLD = self.on_embedding(F.embedding(tokens, self.embedding))
         if self.pos.seam == "embedding":
             x_BLD = self.pos(x_BLD, start)
@@ -131,6 +134,7 @@ class TransformerLM(nn.Module):
             x_BLD = block(x_BLD, attend)
         if cache is not None:
             cache.length += tokens.shape[1]
+            x_BLD = x_BLD[:, tokens.shape[1] - new :]
         out_BLD: Tensor = self.on_output(self.final_norm(x_BLD))
         if self.head_bias is not None:
             out_BLD = F.pad(out_BLD, (0, 1), value=1.0)  # a constant input: its column of the projection is the bias

@@ -135,6 +135,32 @@ class OffsetRMSNorm(nn.Module):
         return ops.norm(x, self.offset, eps=self.eps, center=False, unit_offset=True)
 
 
+@NORMS.register("layernorm_narrow")
+class NarrowLayerNorm(LayerNorm):
+    """`LayerNorm` whose statistics have the dtype of its input, as every step between them.
+
+    In fp32 the two are one. In bf16 and fp16 it shows what widening is for: in fp16 the square of 300 is infinite.
+
+    Args, shape, raises: as LayerNorm. The compiled operations have no kernel for it in low precision.
+    Source: Micikevicius et al. 2017, arXiv:1710.03740, section 3.3, for why reductions are not computed like this.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.norm_narrow(x, self.gain, self.bias, eps=self.eps, center=True)
+
+
+@NORMS.register("rmsnorm_narrow")
+class NarrowRMSNorm(RMSNorm):
+    """`RMSNorm` whose statistics have the dtype of its input, as every step between them.
+
+    Args, shape, raises, source: as NarrowLayerNorm.
+    Source: Micikevicius et al. 2017, arXiv:1710.03740, section 3.3, for why reductions are not computed like this.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.norm_narrow(x, self.gain, self.bias, eps=self.eps, center=False)
+
+
 class _Plain(nn.Module):
     """A norm with nothing to learn."""
 
@@ -237,7 +263,7 @@ class DynamicTanh(nn.Module):
 
 @NORMS.register("none")
 class NoNorm(nn.Module):
-    """``x``: a place for a norm that stays empty."""
+    """``x``: a place for a norm that stays empty. Zhang et al. 2019 (Fixup), arXiv:1901.09321."""
 
     @staticmethod
     def table() -> Table:

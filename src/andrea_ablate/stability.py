@@ -26,14 +26,30 @@ def _check_positive(**options: float) -> None:
             raise ConfigError(f"stability: {name}={value} must be positive and finite")
 
 
+CASTS = ("t5", "llama")
+
+
+def _rmsnorm(x: Tensor, gain: Tensor, eps: float, cast: str) -> Tensor:
+    """RMSNorm over the last dimension; where the gain multiplies is said by `cast`, as in QKNorm."""
+    if cast == "llama":
+        return (ops.norm(x, None, eps=eps, center=False) * gain).to(x.dtype)
+    return ops.norm(x, gain, eps=eps, center=False)
+
+
+def _check_cast(cast: str) -> None:
+    if cast not in CASTS:
+        raise ConfigError(f"stability: cast='{cast}' is not one of {', '.join(CASTS)}")
+
+
 @STABILITY.register("qk_norm")
 class QKNorm(nn.Module):
     """RMSNorm of every query and key head before the scores, with learned gains: ``|score| <= sqrt(d_head)`` at gain 1.
 
     Args:
         d_head: width of a head; eps: inside the root, > 0.
+        cast: ``t5``, the gain multiplies before the result is rounded to the input's dtype; ``llama``, after (Qwen 3).
     Shape: q ``(B, L, H, K)``, k ``(B, L, G, K)`` -> the same.
-    Raises: ConfigError if ``eps <= 0``.
+    Raises: ConfigError if ``eps <= 0`` or cast is unknown.
     Source: Henry et al. 2020, arXiv:2010.04245; in this form Dehghani et al. 2023, arXiv:2302.05442.
     """
 
@@ -41,10 +57,11 @@ class QKNorm(nn.Module):
     k_gain: nn.Parameter
     seam = "qk"
 
-    def __init__(self, *, d_head: int, eps: float = 1e-6) -> None:
+    def __init__(self, *, d_head: int, eps: float = 1e-6, cast: str = "t5") -> None:
         super().__init__()
         _check_positive(eps=eps)
-        self.eps = eps
+        _check_cast(cast)
+        self.eps, self.cast = eps, cast
         declare(self, self.table(d_head=d_head))
 
     @staticmethod
@@ -52,7 +69,9 @@ class QKNorm(nn.Module):
         return {"q_gain": Param((d_head,), "gain"), "k_gain": Param((d_head,), "gain")}
 
     def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return ops.qk_rope(q, k, q_gain=self.q_gain, k_gain=self.k_gain, eps=self.eps)
+        if self.cast == "t5":
+            return ops.qk_rope(q, k, q_gain=self.q_gain, k_gain=self.k_gain, eps=self.eps)
+        return _rmsnorm(q, self.q_gain, self.eps, self.cast), _rmsnorm(k, self.k_gain, self.eps, self.cast)
 
 
 @STABILITY.register("qk_norm_full")
@@ -60,9 +79,9 @@ class FullQKNorm(nn.Module):
     """RMSNorm over all query heads together, and over all key heads, with a gain for each dimension of each head.
 
     Args:
-        n_heads, n_kv_heads, d_head: sizes; eps: inside the root, > 0.
+        n_heads, n_kv_heads, d_head: sizes; eps: inside the root, > 0; cast: as in QKNorm.
     Shape: q ``(B, L, H, K)``, k ``(B, L, G, K)`` -> the same.
-    Raises: ConfigError if ``eps <= 0``.
+    Raises: ConfigError if ``eps <= 0`` or cast is unknown.
     Source: OLMo 2, arXiv:2501.00656, section 3.3.
     """
 
@@ -70,10 +89,11 @@ class FullQKNorm(nn.Module):
     k_gain: nn.Parameter
     seam = "qk"
 
-    def __init__(self, *, n_heads: int, n_kv_heads: int, d_head: int, eps: float = 1e-6) -> None:
+    def __init__(self, *, n_heads: int, n_kv_heads: int, d_head: int, eps: float = 1e-6, cast: str = "t5") -> None:
         super().__init__()
         _check_positive(eps=eps)
-        self.eps = eps
+        _check_cast(cast)
+        self.eps, self.cast = eps, cast
         declare(self, self.table(n_heads=n_heads, n_kv_heads=n_kv_heads, d_head=d_head))
 
     @staticmethod
@@ -85,7 +105,7 @@ class FullQKNorm(nn.Module):
         return self._normed(q, self.q_gain), self._normed(k, self.k_gain)
 
     def _normed(self, x_BLHK: Tensor, gain: Tensor) -> Tensor:
-        return ops.norm(x_BLHK.flatten(-2), gain, eps=self.eps, center=False).view(x_BLHK.shape)
+        return _rmsnorm(x_BLHK.flatten(-2), gain, self.eps, self.cast).view(x_BLHK.shape)
 
 
 @STABILITY.register("qk_layernorm")

@@ -169,6 +169,9 @@ def logits(p: Mapping[str, Array], plan: Mapping[str, Any], tokens: Array, key_m
         if plan["block"]["type"] == "serial":
             x = wire(x, attn, f"blocks.{i}.attn_norm")
             x = wire(x, ffn, f"blocks.{i}.ffn_norm")
+        elif plan["block"]["type"] == "no_residual":
+            for branch, prefix in ((attn, f"blocks.{i}.attn_norm"), (ffn, f"blocks.{i}.ffn_norm")):
+                x = branch(norms(prefix)["before"](x) if position == "pre" else x)
         elif plan["block"]["type"] == "parallel":
             x = wire(x, lambda h, attn=attn, ffn=ffn: attn(h) + ffn(h), f"blocks.{i}.norm")
         else:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from andrea_ablate.convert.__main__ import main
+from andrea_ablate.convert.folder import tokenizer_from
 from andrea_ablate.generate import load
 from andrea_ablate.tracking.store import Store
 from support import Cli
@@ -46,3 +47,15 @@ def test_an_exported_run_gives_the_same_logits(
     with torch.no_grad():
         torch.testing.assert_close(theirs(ids).logits, model(ids), atol=1e-4, rtol=0)
     assert reader.decode(reader("a b – c").input_ids) == "a b – c"
+    own = tokenizer_from(store.path(name))
+    assert own is not None and own.pieces is not None
+    assert len(reader) == own.vocab_size == len(own.pieces)
+    for i, piece in enumerate(own.pieces[:-1]):
+        text = piece.decode("utf-8", errors="replace")
+        assert reader.decode([i]) == text == own.decode([i])
+    # Every byte that UTF-8 has: all of ASCII, every beginning and every continuation.
+    texts = [chr(code) for code in (*range(0x800), *range(0x800, 0x110000, 997)) if not 0xD800 <= code < 0xE000]
+    for text in ("".join(texts), " a , b .  c ' s\r\n\t n't ", TEXT.replace("<|endoftext|>", "")):
+        ids = reader(text).input_ids
+        assert ids == own.encode([text.encode()])[:-1].tolist()
+        assert reader.decode(ids) == text

@@ -22,14 +22,26 @@ class LayerCache:
 
 
 class KVCache:
-    """A cache per attention module, and the number of tokens behind.
+    """A cache per attention module, and the tokens behind.
 
-    Keys are kept before they are turned: the angles of some encodings change with the length.
+    Keys are kept before they are turned: the angles of some encodings change with the length. Deeper layers have then
+    read the angles of before, so `take` has the tokens behind computed once more.
     """
 
     def __init__(self) -> None:
-        self.length = 0
+        self.length = 0  # tokens that the layers have seen
         self.layers: dict[nn.Module, LayerCache] = {}
+        self._tokens: Tensor | None = None
+        self._regime = 0
+
+    def take(self, new: Tensor, regime: int) -> Tensor:
+        """The tokens to compute: the new ones, after all those behind if these were of another `NoScaling.regime`."""
+        self._tokens = new if self._tokens is None else torch.cat((self._tokens, new), 1)
+        if regime == self._regime:
+            return new
+        self.length, self._regime = 0, regime
+        self.layers.clear()
+        return self._tokens
 
     def of(self, attn: nn.Module) -> LayerCache:
         """The cache of this attention."""

@@ -581,6 +581,7 @@ MPT = Family(
 # ---------------------------------------------------------------------------------------------------------------------
 # Llama and its kin: RMS norms, gated feed-forward, rope, grouped key/value heads
 
+CASTS = ("t5", "llama")  # of which fp32 weights know nothing
 RMSNORM = {"norm.type": ("rmsnorm_llama", "rmsnorm")}
 RMS_EPS = Key("rms_norm_eps", "norm.eps", default=1e-6)
 ATTENTION_BIAS = Key("attention_bias", "attn.bias", {True: "all", False: "none"}, False)
@@ -643,7 +644,7 @@ QWEN3 = Family(
     (
         *(*LLAMA_KEYS, Rope(), SWITCHED, ATTENTION_BIAS, tied(False)),
         Key("rms_norm_eps", "stability.qk_norm.eps", default=1e-6),
-        Fixed({"linear_bias": False}),
+        Fixed({"linear_bias": False, "stability.qk_norm.cast": CASTS[::-1]}),
     ),
     llama_rules(*PRE, *qk_norms()),
 )
@@ -683,6 +684,7 @@ OLMO2_KEYS = (
     Key("rms_norm_eps", "norm.eps", default=1e-5),
     Key("rms_norm_eps", "stability.qk_norm_full.eps", default=1e-5),
     Fixed({**block("serial", "output"), "norm.type": ("rmsnorm", "rmsnorm_llama"), "linear_bias": False}),
+    Fixed({"stability.qk_norm_full.cast": CASTS}),
 )
 OLMO2 = Family("Olmo2ForCausalLM", "model.", (*OLMO2_KEYS, Rope(theta=500000.0)), llama_rules(*OUTPUT, *qk_norms()))
 OLMO3 = Family(
@@ -741,6 +743,7 @@ GEMMA3 = Family(
         Rope(theta=1000000.0, local_theta_key="rope_local_base_freq", nested=True),
         LayerTypes((*["local"] * 5, "global")),
         Key("rms_norm_eps", "stability.qk_norm.eps", default=1e-6),
+        Fixed({"stability.qk_norm.cast": CASTS}),
     ),
     llama_rules(*GEMMA_DOUBLE, *qk_norms(Shifted(1.0)), gain="offset"),
 )

@@ -35,6 +35,25 @@ def norm(
     return norm_reference(x, gain, bias, eps=eps, center=center, unit_offset=unit_offset)
 
 
+def norm_narrow(x: Tensor, gain: Tensor | None, bias: Tensor | None = None, *, eps: float, center: bool) -> Tensor:
+    """`norm` whose every step is rounded to the dtype of x, statistics included: low precision without widening.
+
+    In fp32 and wider it is `norm`. Below that it takes torch's own operations, for no kernel rounds so often.
+    """
+    if x.dtype not in (torch.bfloat16, torch.float16):
+        return norm(x, gain, bias, eps=eps, center=center)
+    library.note("norm", "reference")
+
+    def mean(t: Tensor) -> Tensor:
+        return t.mean(-1, keepdim=True, dtype=torch.float32).to(t.dtype)  # the sum itself is rounded once
+
+    with torch.autocast(x.device.type, enabled=False):
+        x = x - mean(x) if center else x
+        y = x * (mean(x * x) + eps).rsqrt()
+        y = y if gain is None else y * gain.to(x.dtype)
+        return y if bias is None else y + bias.to(x.dtype)
+
+
 def add_norm(
     x: Tensor,
     residual: Tensor,
