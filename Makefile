@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup ablate test test-slow lint tune gpu-check clean
+.PHONY: help setup ablate claims docs test test-slow test-cluster lint tune gpu-check clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -22,6 +22,11 @@ setup: .venv/ready ## .venv with the locked dependencies, this package and its c
 ablate: setup ## the main job: sweep four designs over three seeds on real text, and compare them
 	$(BIN)/python -m andrea_ablate -m norm=pre,post ffn=gelu4x,swiglu seed=0,1,2
 
+docs: setup ## a page per section of the lecture, from the ledger and the results, as a site in site/
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile 'mkdocs-material>=9.5'
+	$(BIN)/python -m andrea_ablate.claims.site
+	$(BIN)/mkdocs build --quiet --strict
+
 test: setup ## the tests, the linter and the types
 	$(BIN)/ruff check --quiet && $(BIN)/ruff format --check --quiet
 	$(BIN)/mypy
@@ -31,10 +36,18 @@ test-slow: setup ## the tests that take long, and those against Hugging Face's m
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements-parity.lock
 	$(BIN)/pytest -n 2 --dist worksteal -m slow
 
+test-cluster: setup ## sweeps on a real SLURM (apt-get install slurmctld slurmd slurm-client munge) and a real Ray, disturbed midway
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[joblib,slurm,ray]' --no-build-isolation
+	$(BIN)/pytest tests/cluster tests/test_sweep.py -m slow -k 'cluster or worker'
+
 lint: setup ## put the sources into their form and the list of choices into docs/, then check them
 	$(BIN)/ruff check --fix && $(BIN)/ruff format
 	$(BIN)/python -m andrea_ablate.choices --markdown
 	$(BIN)/mypy
+
+claims: setup ## measure again the lecture's claims that a CPU can, and write docs/claims.md (under half an hour)
+	$(BIN)/python -m andrea_ablate.claims run --scale cpu --budget 30m --again; status=$$?; \
+	$(BIN)/python -m andrea_ablate.claims report && exit $$status
 
 tune: setup ## repeat the grid that the nano recipe was chosen from (about a quarter of an hour)
 	$(BIN)/python -m andrea_ablate experiments=tune_nano

@@ -7,6 +7,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -21,6 +22,11 @@ def nearest(name: str, options: Iterable[str]) -> str:
     """Return ``; did you mean 'x'?`` for the closest of `options`, or an empty string when none is close."""
     found = difflib.get_close_matches(name, list(options), n=1, cutoff=0.5)
     return f"; did you mean '{found[0]}'?" if found else ""
+
+
+@cache
+def _parameters(item: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(item, eval_str=True).parameters
 
 
 class Registry(Generic[T]):
@@ -69,7 +75,7 @@ class Registry(Generic[T]):
         """Call a static method of the class named by ``node['type']`` with those options and derived sizes it takes."""
         call = getattr(self.get(node["type"]), method)
         given = {**node, **derived}
-        return call(**{key: given[key] for key in inspect.signature(call).parameters if key in given})
+        return call(**{key: given[key] for key in _parameters(call) if key in given})
 
     def check(self, node: Mapping[str, Any], **derived: Any) -> None:
         """Refuse what `build` would refuse, without building.
@@ -80,7 +86,7 @@ class Registry(Generic[T]):
 
     def _bind(self, node: Mapping[str, Any], derived: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         item = self.get(node.get("type", ""))
-        parameters = inspect.signature(item, eval_str=True).parameters
+        parameters = _parameters(item)
         asked = {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
         options = {key: value for key, value in node.items() if key != "type"}
         for key in options:
