@@ -179,6 +179,7 @@ def test_cache_bytes_are_those_of_the_keys_and_values(changes: dict[str, Any], m
     assert account(config, 9).kv_cache_bytes(bytes_per_element=4, batch=3) == stored
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 @pytest.mark.parametrize("changes", DESIGNS, ids=str)
 def test_flops_are_those_that_torch_counts(changes: dict[str, Any]) -> None:
     config = design(**changes)

@@ -219,6 +219,7 @@ def test_a_mistake_of_ours_is_not_dressed_up_as_theirs(cli: Cli, monkeypatch: py
         cli("seed=0")
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 @pytest.mark.parametrize(("key", "status"), [("paths.runs", 2), ("paths.cache", 2), ("paths.sweeps", 2)])
 @pytest.mark.parametrize("where", ["a file", "below a file", "/proc/none"])
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, cli: Cli, key: str, where: str, status: int) -> None:
@@ -286,6 +287,7 @@ def test_a_learning_rate_is_a_number_in_every_spelling(tmp_path: Path, cli: Cli)
     assert type(lr) is float and lr == 0.0001
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 @pytest.mark.parametrize(
     ("text", "said"),
     [

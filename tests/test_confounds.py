@@ -118,6 +118,7 @@ def test_an_option_declares_its_own_keys_and_those_of_the_options_it_chooses() -
 # --- the command line
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 def test_the_plan_lists_what_follows_from_the_factors(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("andrea_ablate.sweep.AblateSweeper._launch", lambda *_: {})
     answer = cli("-m", "ffn=gelu4x,swiglu", "stability=[],[z_loss]", "data.seq_len=16,32")

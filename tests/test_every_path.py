@@ -23,6 +23,8 @@ from ops.checks import needs_library
 from oracles import transformer as oracle
 from test_model import arrays, random_model
 
+pytestmark = pytest.mark.slow  # hundreds of models: `make test` is to stay short
+
 LENGTH = 7
 TOKENS = torch.randint(0, 23, (2, LENGTH), generator=torch.Generator().manual_seed(1))
 PADDED = torch.tensor([[True] * LENGTH, [False] * 3 + [True] * (LENGTH - 3)])
@@ -134,7 +136,6 @@ def test_bf16_is_as_close_as_its_rounding(care: str, backend: str, impl: str) ->
     assert (got.double() - want).square().mean().sqrt() < 0.04 * want.std()
 
 
-@pytest.mark.slow  # the compiler traces each of them
 @on_every_path
 def test_logits_and_gradients_through_the_compiler(care: str, backend: str, impl: str) -> None:
     logits, grads = wanted(care)

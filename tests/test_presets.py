@@ -139,6 +139,7 @@ def test_what_the_user_gives_wins_over_the_preset() -> None:
     assert preset("llama3", "model.tie_embeddings=true").tie_embeddings
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 def test_another_option_comes_with_its_own_values_not_the_presets() -> None:
     assert preset("llama3").ffn["ratio"] == "7/2"
     assert preset("llama3", "ffn=gelu4x").ffn["ratio"] == 4

@@ -441,6 +441,7 @@ def test_another_sweeper_says_what_it_leaves_undone_and_refuses_to_match(
     assert caplog.text.count("nothing checks in what the arms differ") == 1 and len(records(tmp_path)) == 2
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

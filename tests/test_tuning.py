@@ -131,6 +131,7 @@ def test_a_grid_that_cannot_choose_is_refused(changes: dict[str, Any], given: se
         check_seeds(settings, [0, 1])
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 @pytest.mark.parametrize(
     ("argument", "said"),
     [

@@ -124,6 +124,7 @@ def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["run", "ln-moments", "--budget", "ten"]) == 2
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 @pytest.mark.parametrize("scale", ["cpu", "gpu"])
 def test_every_claim_is_planned_or_says_why_not(scale: str) -> None:
     claims = list(ledger_module.ledger().values())

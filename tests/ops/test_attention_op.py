@@ -111,6 +111,7 @@ def test_forward_is_the_formula_in_float64(option: str) -> None:
                 np.testing.assert_allclose(got.numpy(), true, rtol=1e-10, atol=1e-12, err_msg=f"{path.__name__} {size}")
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 @pytest.mark.parametrize("option", OPTIONS)
 def test_gradients_are_those_of_finite_differences(option: str) -> None:
     for size in ((2, 4, 4, 4, 2, 3), (1, 3, 5, 2, 2, 2)):
@@ -126,6 +127,7 @@ def test_gradients_are_those_of_finite_differences(option: str) -> None:
         assert torch.autograd.gradcheck(call, leaves), size
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 @pytest.mark.parametrize("dtype", LOW)
 @pytest.mark.parametrize("option", OPTIONS)
 def test_precision_at_odd_sizes(option: str, dtype: torch.dtype) -> None:

@@ -65,6 +65,7 @@ def test_sums_are_the_formula_in_float64(options: dict[str, float], weighted: bo
         assert got == pytest.approx(oracle(x, weight, target, given, **options), rel=1e-12)
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 @each_option
 @pytest.mark.parametrize("which", [c for n in (1, 2, 3) for c in itertools.combinations((0, 1, 2), n)])
 def test_gradients_are_those_of_finite_differences(

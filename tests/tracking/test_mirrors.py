@@ -264,6 +264,7 @@ def test_wandb_keeps_steps_done_again_after_a_resume_and_nonfinite_points(
     assert losses[0] == 1.0 and math.isnan(losses[1]) and math.isnan(losses[2]) and losses[3:] == [math.inf, 2.0]
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 def test_mode_auto_is_offline_without_a_key_and_keeps_the_key_out_of_the_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

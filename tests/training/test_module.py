@@ -408,6 +408,7 @@ def test_token_hash_chains_the_batches_in_order(epochs: Compose, monkeypatch: py
 # --- names and precision ---
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 @pytest.mark.parametrize(
     ("logger", "extra"),
     [("none", ()), ("csv", ("stability=[z_loss]", "trainer.accumulate=2")), ("tensorboard", ())],

@@ -49,6 +49,7 @@ def test_matrices_decay_and_vectors_never_do(choice: dict[str, Any], decay_embed
         assert of[id(parameter)] == expected, name
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 @pytest.mark.parametrize("optim", OPTIMIZERS.names())
 @pytest.mark.parametrize("choice", ["norm_type=rmsnorm", "model.linear_bias=true stability=[qk_norm] pos=learned"])
 def test_step_with_zero_gradients_moves_the_decayed_ones_only(optim: str, choice: str, epochs: Compose) -> None:

@@ -204,6 +204,7 @@ def test_reason_is_one_line(error: Exception, reason: str, epochs: Compose, duri
     assert run(epochs())["reason"] == reason
 
 
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 @pytest.mark.parametrize("part", ["module", "data", "mirrors", "weights"])
 def test_failure_outside_the_steps_is_a_record_too(part: str, epochs: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: Any, **kwargs: Any) -> Any:
