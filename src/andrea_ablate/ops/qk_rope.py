@@ -78,12 +78,17 @@ def _reference(
 def _turn(x_BLHR: Tensor, cos_LP: Tensor, sin_LP: Tensor, pairing: str) -> Tensor:
     cos_L1P, sin_L1P = cos_LP.unsqueeze(1), sin_LP.unsqueeze(1)
     if pairing == "interleaved":  # a pair is a complex number, turning it one multiplication
-        if any(n % 2 for n in (*x_BLHR.stride()[:-1], x_BLHR.storage_offset())) or x_BLHR.stride(-1) != 1:
+        if torch.compiler.is_compiling() or not _in_pairs(x_BLHR):  # the compiler does not trace where a tensor begins
             x_BLHR = x_BLHR.clone(memory_format=torch.contiguous_format)
         pairs = torch.view_as_complex(torch.unflatten(x_BLHR, -1, (-1, 2)))
         return torch.view_as_real(pairs * torch.complex(cos_L1P, sin_L1P)).flatten(-2)
     swapped = torch.roll(x_BLHR, x_BLHR.shape[-1] // 2, dims=-1)
     return torch.addcmul(x_BLHR * torch.cat((cos_L1P, cos_L1P), -1), swapped, torch.cat((-sin_L1P, sin_L1P), -1))
+
+
+def _in_pairs(x: Tensor) -> bool:
+    """Whether the numbers of each pair lie side by side from an even place on, as complex numbers do."""
+    return x.stride(-1) == 1 and not any(n % 2 for n in (*x.stride()[:-1], x.storage_offset()))
 
 
 def _fake(
