@@ -72,7 +72,7 @@ def test_arms_differ_in_nothing_that_is_not_swept(path: Path, monkeypatch: pytes
     planned: list[tuple[Sequence[Job], Factors]] = []
     monkeypatch.setattr(sweep, "conduct", lambda jobs, name, launch, factors: planned.append((list(jobs), factors)))
     monkeypatch.setattr(sweep, "end", lambda found, folder: None)
-    answer = cli(f"experiments={path.stem}", "optim.lr=1e-3", "seed=0")
+    answer = cli(f"experiments={path.stem}", "optim.lr=1e-3", "seed=0", "data.val_tokens=4096")
     assert answer.status == 0, answer.err
     jobs, factors = planned[0]
     assert len(jobs) > 1 and len({job.run_id for job in jobs}) == len(jobs)

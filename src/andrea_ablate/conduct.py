@@ -122,7 +122,8 @@ def train_missing(
     if len(unique) < len(jobs):
         console.print(f"{len(jobs) - len(unique)} of {len(jobs)} points are the same runs as others and train once.")
     if factors and factors.settings.plan:
-        console.print(device_table(missing, factors.launcher, factors.settings.machine.gpus, store))
+        table = device_table(missing, factors.launcher, factors.settings.machine.gpus, store)
+        console.print(table if missing else "No run is left to train, so none needs a device.")
         raise SystemExit(0)
     folder = Path(jobs[0].cfg.paths.sweeps) / name
     stop = _stop_file(jobs[0].cfg.paths, jobs[0].cfg.group or name)
