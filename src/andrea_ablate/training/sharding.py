@@ -93,8 +93,10 @@ def load_model(model: nn.Module, state: dict[str, Tensor]) -> None:
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Likewise for an optimizer: what has a parameter's shape is sharded as that is."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    moments = {
-        index: {key: _part_of(value, parameters[index]) for key, value in of_one.items()}
-        for index, of_one in state["state"].items()
-    }
-    optimizer.load_state_dict({**state, "state": moments})
+    if any(hasattr(parameter, "full_tensor") for parameter in parameters):
+        moments = {
+            index: {key: _part_of(value, parameters[index]) for key, value in of_one.items()}
+            for index, of_one in state["state"].items()
+        }
+        state = {**state, "state": moments}
+    optimizer.load_state_dict(state)
