@@ -80,6 +80,24 @@ def step_of(store: Store, name: str) -> int:
     return int((store.last_row(name) or {}).get("step", 0))
 
 
+def stop_at_step(cfg: RunConfig, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train until SIGTERM, which comes once the store has that step."""
+    store, name = Store(Path(cfg.paths.runs)), Outcome(cfg).id
+
+    def stop() -> None:
+        while step_of(store, name) < step:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "LanguageModule", Slow)
+        thread = threading.Thread(target=stop, daemon=True)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt, match="SIGTERM after step"):
+            run(cfg)
+        thread.join()
+
+
 def agree(one: Outcome, two: Outcome) -> None:
     assert two.record["status"] == one.record["status"] == "finished"
     assert (one.record["world_size"], two.record["world_size"]) == (1, 2)
@@ -116,20 +134,7 @@ def test_ranks_stop_together_and_go_on_together(
     epochs: Compose, monkeypatch: pytest.MonkeyPatch, straight: Straight
 ) -> None:
     cfg = epochs(*WHOLE, "trainer.devices=2")
-    store, name = Store(Path(cfg.paths.runs)), Outcome(cfg).id
-
-    def stop() -> None:
-        while step_of(store, name) < 7:
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(run_module, "LanguageModule", Slow)
-        thread = threading.Thread(target=stop, daemon=True)
-        thread.start()
-        with pytest.raises(KeyboardInterrupt, match="SIGTERM after step"):
-            run(cfg)
-        thread.join()
+    stop_at_step(cfg, 7, monkeypatch)
     stopped = Outcome(cfg)
     assert stopped.record["status"] == "interrupted"
     at = stopped.train[-1]["step"]

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
-import time
-from pathlib import Path
-
 import pytest
 import torch
 from outcome import Outcome, Straight
 from safetensors.torch import load_file
-from test_ddp import WHOLE, MaskedData, Slow, agree, step_of
+from test_ddp import WHOLE, MaskedData, agree, stop_at_step
 
 from andrea_ablate.model import TransformerLM
 from andrea_ablate.registry import ConfigError
-from andrea_ablate.tracking.store import Store
 from andrea_ablate.training import run as run_module
 from andrea_ablate.training.run import run
 from support import Compose
@@ -51,20 +44,7 @@ def test_sharded_ranks_stop_and_go_on_from_a_whole_checkpoint(
     epochs: Compose, monkeypatch: pytest.MonkeyPatch, straight: Straight
 ) -> None:
     cfg = epochs(*WHOLE, *FSDP)
-    store, name = Store(Path(cfg.paths.runs)), Outcome(cfg).id
-
-    def stop() -> None:
-        while step_of(store, name) < 7:
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(run_module, "LanguageModule", Slow)
-        thread = threading.Thread(target=stop, daemon=True)
-        thread.start()
-        with pytest.raises(KeyboardInterrupt, match="SIGTERM after step"):
-            run(cfg)
-        thread.join()
+    stop_at_step(cfg, 7, monkeypatch)
     stopped = Outcome(cfg)
     at = stopped.checkpoints()[-1]
     state = torch.load(stopped.folder / "checkpoints" / f"step-{at:08d}.ckpt", weights_only=True)
