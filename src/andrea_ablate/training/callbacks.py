@@ -243,6 +243,14 @@ def reason_for(error: BaseException) -> str:
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
+def _is_ending(pid: int) -> bool:
+    """Whether a process has begun to die. It does so thread by thread: its children are told before it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:  # no such process, or no Linux
+        return Path("/proc/self/stat").exists()
+
+
 class Checkpointer(lightning.Callback):
     """Writes a checkpoint every so many steps and when a signal asks the run to stop; restores one at the start.
 
@@ -272,7 +280,7 @@ class Checkpointer(lightning.Callback):
             self.launcher.kill(signal.SIGTERM)  # not SIGINT: a terminal has sent one, and two of them mean at once
 
     def _leave_if_orphaned(self) -> None:
-        if self.owner not in (os.getpid(), os.getppid()):
+        if self.owner != os.getpid() and (self.owner != os.getppid() or _is_ending(self.owner)):
             os._exit(1)  # it is gone, and with it the right to write: another process may have taken the run over
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: LanguageModule) -> None:  # type: ignore[override]
@@ -299,7 +307,7 @@ class Checkpointer(lightning.Callback):
             return
         stop = self._stop_asked(pl_module)
         if stop:
-            self._leave_if_orphaned()  # a process dies thread by thread: its signal may come before it is gone
+            self._leave_if_orphaned()  # before anything is written
         if stop or (every and step % every == 0):
             self.recorder.flush(pl_module)
             # A checkpoint is a place to go back to, so none is written while the loss is bad.
