@@ -17,9 +17,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
 
 from andrea_ablate.composition import Option, choice_options, compose, resource_root
+from andrea_ablate.config import load_yaml
 from andrea_ablate.registry import ConfigError, Registry, nearest
 
 PAGE = Path("docs/choices.md")
@@ -115,7 +115,7 @@ def _preset(name: str) -> dict[str, Any]:
     if name not in preset_names():
         raise ConfigError(f"'{name}' is not one of {', '.join(preset_names())}{nearest(name, preset_names())}")
     text = (resource_root() / "conf" / "preset" / f"{name}.yaml").read_text(encoding="utf-8")
-    found: dict[str, Any] = yaml.safe_load(text)
+    found: dict[str, Any] = load_yaml(text)
     return found
 
 

@@ -25,6 +25,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from andrea_ablate.composition import (
     ExperimentsFolder,
     choice_options,
+    declared_by,
     dotted_keys,
     group_names,
     resolved,
@@ -33,7 +34,7 @@ from andrea_ablate.composition import (
     unknown_key,
 )
 from andrea_ablate.conduct import run_job, single_run
-from andrea_ablate.config import sweep_config
+from andrea_ablate.config import load_yaml, sweep_config
 from andrea_ablate.registry import ConfigError, nearest
 
 # Folders that Hydra would make; records are kept by content instead, so setting these would do nothing.
@@ -259,10 +260,9 @@ def _first_line(error: BaseException) -> str:
     return (text.strip().splitlines() or [type(error).__name__])[0]
 
 
-@lru_cache
 def _all_keys() -> list[str]:
     """Groups and dotted keys of the default configuration."""
-    GlobalHydra.instance().clear()
-    with hydra.initialize_config_dir(str(resource_root() / "conf"), version_base="1.3"):
-        cfg = hydra.compose("config")
-    return [*sorted(group_names()), *dotted_keys(cfg)]
+    top = load_yaml((resource_root() / "conf" / "config.yaml").read_text(encoding="utf-8"))
+    chosen = [pair for entry in top.pop("defaults") if isinstance(entry, dict) for pair in entry.items()]
+    found = {*group_names(), *dotted_keys(top), *(option.node for option in choice_options())}
+    return sorted(found.union(*(declared_by(group, [name]) for group, name in chosen if isinstance(name, str))))

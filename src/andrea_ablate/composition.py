@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import hydra
-import yaml
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
-from andrea_ablate.config import SWEEP_KEYS, DataConfig, RunConfig, run_config
+from andrea_ablate.config import SWEEP_KEYS, DataConfig, RunConfig, load_yaml, run_config
 from andrea_ablate.confounds import flat
 from andrea_ablate.registry import ConfigError, nearest
 
@@ -101,7 +100,7 @@ def forget_replaced(plain: dict[str, Any], overrides: Iterable[str]) -> None:
     if given.get("preset", "null") == "null":
         return
     path = resource_root() / "conf" / "preset" / f"{given['preset']}.yaml"
-    values: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8")).get("model", {})
+    values: dict[str, Any] = load_yaml(path.read_text(encoding="utf-8")).get("model", {})
     for option in choice_options():
         node = option.node.removeprefix("model.")
         if given.get(option.group) == option.name and node in values:
@@ -165,7 +164,7 @@ def choice_options() -> tuple[Option, ...]:
     for path in sorted((resource_root() / "conf").glob("*/*.yaml")):
         text = path.read_text(encoding="utf-8")
         node = text.split()[2] if text.startswith("# @package") else path.parent.name
-        content = yaml.safe_load(text) or {}
+        content = load_yaml(text) or {}
         content.pop("defaults", None)
         if node != "_global_":
             found.append(Option(path.parent.name, path.stem, node, content))
@@ -197,7 +196,7 @@ def declared_by(group: str, names: Iterable[str]) -> list[str]:
         path = resource_root() / "conf" / group / f"{name}.yaml"
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
         if text.startswith("# @package _global_"):
-            content = yaml.safe_load(text)
+            content = load_yaml(text)
             for chosen in content.pop("defaults", []):
                 for other, option in chosen.items():
                     found += declared_by(other.removeprefix("override ").lstrip("/"), [option])

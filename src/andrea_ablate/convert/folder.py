@@ -12,7 +12,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from andrea_ablate.config import ModelConfig, from_mapping, run_config
+from andrea_ablate.config import ModelConfig, from_mapping, load_yaml, run_config
 from andrea_ablate.convert.maps import config_from_hf, config_to_hf, weights_from_hf, weights_to_hf
 from andrea_ablate.data import TOKENIZERS, tokenizer_of
 from andrea_ablate.data.tokenizers import Tokenizer
@@ -49,7 +49,7 @@ def read_ours(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     path = folder / "config.yaml"
     if not path.is_file():
         raise ConfigError(f"{folder} has no config.yaml; give a run's folder or one that convert has written")
-    return from_mapping(ModelConfig, yaml.safe_load(path.read_text(encoding="utf-8"))["model"]), _tensors(folder)
+    return from_mapping(ModelConfig, load_yaml(path.read_text(encoding="utf-8"))["model"]), _tensors(folder)
 
 
 def write_ours(folder: Path, config: ModelConfig, weights: dict[str, Tensor]) -> None:
@@ -63,7 +63,7 @@ def write_ours(folder: Path, config: ModelConfig, weights: dict[str, Tensor]) ->
 def tokenizer_from(folder: Path) -> Tokenizer | None:
     """The tokenizer of a run, from its configuration; of another folder, its tokenizer.json; None without either."""
     path = folder / "config.yaml"
-    plain = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    plain = load_yaml(path.read_text(encoding="utf-8")) if path.is_file() else {}
     if "data" in plain:
         cfg = run_config(plain)
         return tokenizer_of(cfg.data, Path(cfg.paths.cache))

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import yaml
 
 from andrea_ablate.composition import choice_options, resource_root
-from andrea_ablate.config import ModelConfig, from_mapping, layer_kinds, model_dims
+from andrea_ablate.config import ModelConfig, from_mapping, layer_kinds, load_yaml, model_dims
 from andrea_ablate.init import INITS
 from andrea_ablate.registry import ConfigError
 
@@ -383,7 +382,7 @@ def defaults(node: str, kind: Any) -> Flat:
 
 @lru_cache
 def _top() -> Flat:
-    return dict(yaml.safe_load((resource_root() / "conf" / "config.yaml").read_text(encoding="utf-8"))["model"])
+    return dict(load_yaml((resource_root() / "conf" / "config.yaml").read_text(encoding="utf-8"))["model"])
 
 
 def flatten(config: ModelConfig) -> Flat:

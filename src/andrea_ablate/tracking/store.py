@@ -24,6 +24,7 @@ from typing import Any
 
 import yaml
 
+from andrea_ablate.config import load_yaml
 from andrea_ablate.registry import ConfigError, nearest
 
 STATUSES = ("running", "finished", "diverged", "failed", "interrupted")
@@ -183,12 +184,9 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _represent_text)
 
 
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same in C, where PyYAML was built with it
-
-
 def _load_yaml(path: Path) -> dict[str, Any]:
     try:
-        content: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+        content: dict[str, Any] = load_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise StoreError(error.errno, f"cannot read {path}: {error.strerror}") from error
     except yaml.YAMLError as error:
