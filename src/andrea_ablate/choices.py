@@ -17,10 +17,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-
+from andrea_ablate.command import command
 from andrea_ablate.composition import Option, choice_options, compose, resource_root
-from andrea_ablate.config import load_yaml
 from andrea_ablate.registry import ConfigError, Registry, nearest
+from andrea_ablate.yamltext import load_yaml
 
 PAGE = Path("docs/choices.md")
 
@@ -172,8 +172,8 @@ def markdown() -> str:
     return "\n".join(lines)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 done, 2 no such preset."""
+@command
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m andrea_ablate.choices", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -184,11 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     compared.add_argument("b")
     given = parser.parse_args(argv)
     if given.what == "diff":
-        try:
-            rows = [("", given.a, given.b), *diff(given.a, given.b)]
-        except ConfigError as error:
-            print(error, file=sys.stderr)
-            return 2
+        rows = [("", given.a, given.b), *diff(given.a, given.b)]
         widths = [max(len(row[i]) for row in rows) for i in range(3)]
         print(
             "\n".join(
@@ -203,7 +199,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         for choice in choices():
             print(f"{f'{choice.group}={choice.name}':<30} {choice}")
         print(f"{len(choices())} choices in {len(registries())} groups; {len(preset_names())} presets")
-    return 0
 
 
 if __name__ == "__main__":

@@ -22,9 +22,11 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from andrea_ablate.command import first_line
 from andrea_ablate.composition import (
     ExperimentsFolder,
     choice_options,
+    compose,
     declared_by,
     dotted_keys,
     group_names,
@@ -34,8 +36,9 @@ from andrea_ablate.composition import (
     unknown_key,
 )
 from andrea_ablate.conduct import run_job, single_run
-from andrea_ablate.config import load_yaml, sweep_config
+from andrea_ablate.config import RunConfig, sweep_config
 from andrea_ablate.registry import ConfigError, nearest
+from andrea_ablate.yamltext import load_yaml
 
 # Folders that Hydra would make; records are kept by content instead, so setting these would do nothing.
 UNUSED = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.output_subdir")
@@ -62,6 +65,16 @@ Groups and their options:"""
 HELP_END = """
 A list chooses several: 'stability=[qk_norm,z_loss]'. Single values by dotted key: optim.lr=1e-3 trainer.tokens=1e6
 Every key with its value: --cfg job. Hydra's own flags: --hydra-help."""
+
+
+def composed(overrides: Sequence[str]) -> RunConfig:
+    """`composition.compose` for what a person typed: whatever Hydra refuses is a ConfigError of one sentence."""
+    try:
+        return compose(overrides)
+    except Exception as error:
+        if not _raised_by_hydra(error):
+            raise
+        raise ConfigError(explain(error)) from error
 
 
 def job(cfg: DictConfig) -> float | None:
@@ -204,8 +217,8 @@ def explain(error: BaseException) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
         return f"{error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}"
     if isinstance(error, OmegaConfBaseException) and error.full_key:
-        return f"{error.full_key}: {_first_line(error)}"
-    return _first_line(error)
+        return f"{error.full_key}: {first_line(error)}"
+    return first_line(error)
 
 
 def _no_such_option(error: MissingConfigException, asked: str) -> str:
@@ -227,7 +240,7 @@ def _unreadable(error: OverrideParseException) -> str:
 
 
 def _not_composed(error: ConfigCompositionException) -> str:
-    text = _first_line(error)
+    text = first_line(error)
     # Hydra names the key in the text only.
     unknown = re.search(r"Could not (?:override|delete from config\.) '([^']*)'|Override (\S*) looks like", text)
     if unknown:
@@ -251,13 +264,6 @@ def _no_such_key(key: str) -> str:
     if at:
         return f"'{key}': an option goes where its group says; write {name}=… without @{package.partition('=')[0]}"
     return unknown_key(key, _all_keys())
-
-
-def _first_line(error: BaseException) -> str:
-    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    if isinstance(error, OSError) and error.filename:
-        return f"{error.filename}: {text}"
-    return (text.strip().splitlines() or [type(error).__name__])[0]
 
 
 def _all_keys() -> list[str]:

@@ -20,9 +20,10 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
-from andrea_ablate.config import SWEEP_KEYS, DataConfig, RunConfig, load_yaml, run_config
+from andrea_ablate.config import SWEEP_KEYS, DataConfig, RunConfig, run_config
 from andrea_ablate.confounds import flat
 from andrea_ablate.registry import ConfigError, nearest
+from andrea_ablate.yamltext import load_yaml
 
 PATH_KEYS = {"data": ("path", "val_path"), "data.tokenizer": ("path",), "paths": ("runs", "sweeps", "cache")}
 

@@ -18,23 +18,14 @@ from fractions import Fraction
 from functools import cache
 from typing import Any, TypeVar
 
-import yaml
-
 from andrea_ablate.registry import ConfigError, nearest
 
 # Raise when the same configuration would now give other numbers and no choice's code shows it (codehash.py): it is part
 # of every run id.
 NUMERICS_VERSION = 1
 
-_YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same in C, where PyYAML was built with it
-
 PRECISIONS = ("32-true", "bf16-mixed")
 STRATEGIES = ("ddp", "fsdp")
-
-
-def load_yaml(text: str) -> Any:
-    """What a YAML text says, in plain types only; Raises yaml.YAMLError."""
-    return yaml.load(text, Loader=_YAML)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from andrea_ablate.attention import KVCache
+from andrea_ablate.command import command
 from andrea_ablate.config import RunConfig, run_config
 from andrea_ablate.data import tokenizer_of
 from andrea_ablate.model import TransformerLM
@@ -82,6 +83,7 @@ def load(store: Store, name: str) -> tuple[TransformerLM, RunConfig]:
     return model.eval(), cfg
 
 
+@command
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m andrea_ablate.generate", description=__doc__)
     parser.add_argument("run", help="id of a finished run, or the beginning of it")
@@ -93,19 +95,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-cache", action="store_true", help="compute all tokens anew for each new one")
     given = parser.parse_args()
-    try:
-        model, cfg = load(Store(given.runs), given.run)
-        tokenizer = tokenizer_of(cfg.data, Path(cfg.paths.cache))
-        ids = tokenizer.encode([given.prompt.encode()])
-        if tokenizer.end is not None:
-            ids = ids[:-1]
-        prompt = torch.from_numpy(ids.astype("int64"))[None]
-        options = {"temperature": given.temperature, "top_k": given.top_k, "seed": given.seed}
-        tokens = generate(model, prompt, given.count, **options, cached=not given.no_cache)
-    except (ConfigError, OSError) as error:
-        sys.exit(str(error))
+    model, cfg = load(Store(given.runs), given.run)
+    tokenizer = tokenizer_of(cfg.data, Path(cfg.paths.cache))
+    ids = tokenizer.encode([given.prompt.encode()])
+    if tokenizer.end is not None:
+        ids = ids[:-1]
+    prompt = torch.from_numpy(ids.astype("int64"))[None]
+    options = {"temperature": given.temperature, "top_k": given.top_k, "seed": given.seed}
+    tokens = generate(model, prompt, given.count, **options, cached=not given.no_cache)
     print(tokenizer.decode(tokens[0].tolist()))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

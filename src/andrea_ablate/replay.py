@@ -13,10 +13,12 @@ from pathlib import Path
 
 import yaml
 
+from andrea_ablate.command import command
 from andrea_ablate.registry import ConfigError
 from andrea_ablate.tracking.store import Store, encode, write_atomic
 
 
+@command
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m andrea_ablate.replay", description=__doc__)
     parser.add_argument("run", help="id of a run, or the beginning of it")
@@ -29,26 +31,23 @@ def main() -> None:
     given = parser.parse_args()
     from andrea_ablate.training.replay import replay  # after the arguments are known to be right: it takes seconds
 
-    try:
-        pairs = [change.partition("=") for change in given.changes]
-        for key, equals, _ in pairs:
-            if not equals:
-                raise ConfigError(f"replay: '{key}' is not key=value, such as optim.lr=1e-3")
-        store = Store(given.runs)
-        capsule = replay(
-            store,
-            given.run,
-            given.step,
-            {key: yaml.safe_load(value) for key, _, value in pairs},
-            before=given.before,
-            after=given.after,
-            exchanged=[given.step] if given.exchange else [],
-        )
-        suffix = "" if capsule["identical"] is not None else "-changed"
-        path = store.path(capsule["run_id"]) / "spikes" / f"step-{given.step:08d}{suffix}.json"
-        write_atomic(path, json.dumps(encode(capsule), allow_nan=False) + "\n")
-    except (ConfigError, OSError) as error:
-        sys.exit(str(error))
+    pairs = [change.partition("=") for change in given.changes]
+    for key, equals, _ in pairs:
+        if not equals:
+            raise ConfigError(f"replay: '{key}' is not key=value, such as optim.lr=1e-3")
+    store = Store(given.runs)
+    capsule = replay(
+        store,
+        given.run,
+        given.step,
+        {key: yaml.safe_load(value) for key, _, value in pairs},
+        before=given.before,
+        after=given.after,
+        exchanged=[given.step] if given.exchange else [],
+    )
+    suffix = "" if capsule["identical"] is not None else "-changed"
+    path = store.path(capsule["run_id"]) / "spikes" / f"step-{given.step:08d}{suffix}.json"
+    write_atomic(path, json.dumps(encode(capsule), allow_nan=False) + "\n")
     for row in capsule["steps"]:
         mark = " <-" if row["step"] == given.step else ""
         print(f"step {row['step']:6d}  loss {row['train/loss']:9.4f}  grad norm {row['train/grad_norm']:9.3f}{mark}")
@@ -57,4 +56,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+
+from andrea_ablate.command import command
 
 
+@command
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m andrea_ablate.bench", description=__doc__)
     commands = parser.add_subparsers(dest="what", required=True)
@@ -25,9 +29,9 @@ def main() -> None:
     # Each half imports what it needs alone: the operations are measured where Hydra and Lightning are not installed.
     if given.what == "step":
         from andrea_ablate.bench.step import bench_step
-        from andrea_ablate.composition import compose
+        from andrea_ablate.cli import composed
 
-        result = bench_step(compose(given.overrides), given.rounds, given.steps)
+        result = bench_step(composed(given.overrides), given.rounds, given.steps)
     else:
         from andrea_ablate.bench.ops import bench_ops
 
@@ -38,4 +42,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -13,16 +13,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from andrea_ablate.command import command
 from andrea_ablate.convert.families import FAMILIES
 from andrea_ablate.convert.folder import read_hf, read_ours, tokenizer_from, write_hf, write_ours
 from andrea_ablate.convert.tokenizer import write_tokenizer
-from andrea_ablate.registry import ConfigError
 
 log = logging.getLogger("andrea_ablate")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 done, 2 cannot be done."""
+@command
+def main(argv: Sequence[str] | None = None) -> None:
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     parser = argparse.ArgumentParser(
         prog="python -m andrea_ablate.convert", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -34,26 +34,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     if given.list:
         print("\n".join(f"{name:<12} {family.architecture}" for name, family in FAMILIES.items()))
-        return 0
+        return
     if given.target is None:
         parser.error("give a source and a target folder")
-    try:
-        tokenizer = tokenizer_from(given.source)
-        if given.to:
-            config, weights = read_ours(given.source)
-            write_hf(given.target, config, weights, given.to, tokenizer.end if tokenizer else None)
-        else:
-            config, weights = read_hf(given.source)
-            write_ours(given.target, config, weights)
-        if tokenizer is not None and tokenizer.to_json() is None:
-            log.warning("tokenizer=%s has no tokenizer.json, so none is written", tokenizer.identity["type"])
-        elif tokenizer is not None:
-            write_tokenizer(given.target, tokenizer, config.max_seq_len)
-    except (ConfigError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 2
+    tokenizer = tokenizer_from(given.source)
+    if given.to:
+        config, weights = read_ours(given.source)
+        write_hf(given.target, config, weights, given.to, tokenizer.end if tokenizer else None)
+    else:
+        config, weights = read_hf(given.source)
+        write_ours(given.target, config, weights)
+    if tokenizer is not None and tokenizer.to_json() is None:
+        log.warning("tokenizer=%s has no tokenizer.json, so none is written", tokenizer.identity["type"])
+    elif tokenizer is not None:
+        write_tokenizer(given.target, tokenizer, config.max_seq_len)
     print(f"{given.target}: {sum(t.numel() for t in weights.values()):,} parameters")
-    return 0
 
 
 if __name__ == "__main__":

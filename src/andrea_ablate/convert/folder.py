@@ -12,11 +12,12 @@ import yaml
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from andrea_ablate.config import ModelConfig, from_mapping, load_yaml, run_config
+from andrea_ablate.config import ModelConfig, from_mapping, run_config
 from andrea_ablate.convert.maps import config_from_hf, config_to_hf, weights_from_hf, weights_to_hf
 from andrea_ablate.data import TOKENIZERS, tokenizer_of
 from andrea_ablate.data.tokenizers import Tokenizer
 from andrea_ablate.registry import ConfigError
+from andrea_ablate.yamltext import load_yaml
 
 log = logging.getLogger("andrea_ablate")
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-
 from andrea_ablate.composition import choice_options, resource_root
-from andrea_ablate.config import ModelConfig, from_mapping, layer_kinds, load_yaml, model_dims
+from andrea_ablate.config import ModelConfig, from_mapping, layer_kinds, model_dims
 from andrea_ablate.init import INITS
 from andrea_ablate.registry import ConfigError
+from andrea_ablate.yamltext import load_yaml
 
 Flat = dict[str, Any]
 NODES = ("block", "norm", "ffn", "pos", "scaling", "attn", "init")

@@ -7,10 +7,12 @@ import secrets
 import sys
 from pathlib import Path
 
+from andrea_ablate.command import command
 from andrea_ablate.dashboard.server import Dashboard, is_loopback
 from andrea_ablate.registry import ConfigError
 
 
+@command
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m andrea_ablate.dashboard", description=__doc__)
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the runs (default: runs)")
@@ -24,11 +26,11 @@ def main() -> None:
         with Dashboard((given.host, given.port), given.sweeps, given.runs, token) as server:
             print(f"{server.url}\nCtrl-C ends it.", flush=True)
             server.serve_forever()
-    except KeyboardInterrupt:
-        print()
-    except (ConfigError, OSError, OverflowError) as error:
-        sys.exit(f"cannot serve on {given.host}:{given.port}: {error}; give another --host or --port")
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"cannot serve on {given.host}:{given.port}: {error}; give another --host or --port"
+        ) from error
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -13,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from andrea_ablate.command import command
 from andrea_ablate.registry import ConfigError
 from andrea_ablate.runs.garbage import delete, garbage
 from andrea_ablate.runs.index import export_metrics, export_runs, first_line, open_runs
@@ -21,15 +22,10 @@ from andrea_ablate.tracking.plans import find_plan, plans
 from andrea_ablate.tracking.store import FINAL, Store
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 done, 2 a mistake in the command."""
+@command
+def main(argv: Sequence[str] | None = None) -> None:
     given = _parser().parse_args(argv)
-    try:
-        given.do(given)
-    except (ConfigError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+    given.do(given)
 
 
 def _parser() -> argparse.ArgumentParser:

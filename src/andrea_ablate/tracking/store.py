@@ -24,8 +24,8 @@ from typing import Any
 
 import yaml
 
-from andrea_ablate.config import load_yaml
 from andrea_ablate.registry import ConfigError, nearest
+from andrea_ablate.yamltext import load_yaml
 
 STATUSES = ("running", "finished", "diverged", "failed", "interrupted")
 FINAL = ("finished", "diverged")  # a repeated command reuses these; the others are tried again
