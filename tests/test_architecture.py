@@ -134,6 +134,7 @@ def test_imports_do_not_go_up() -> None:
         ("andrea_ablate.config", ["torch", "hydra", "omegaconf", "numpy", "yaml"]),
         ("andrea_ablate.registry", ["torch", "hydra", "numpy"]),
         ("andrea_ablate.runs.__main__", ["torch", "hydra", "lightning", "wandb", "numpy", "duckdb"]),
+        ("andrea_ablate.training.identity", ["hydra", "omegaconf", "lightning", "wandb", "scipy"]),
         ("andrea_ablate.accounting", ["hydra", "omegaconf", "lightning", "wandb", "scipy"]),  # and model with it
     ],
 )

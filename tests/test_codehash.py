@@ -16,7 +16,7 @@ from torch import nn
 from andrea_ablate.codehash import code_hash
 from andrea_ablate.norms import NORMS
 from andrea_ablate.registry import ConfigError
-from andrea_ablate.training.run import identify
+from andrea_ablate.training.identity import identify
 from support import Cli, Compose
 
 MODULE = '''\

@@ -56,7 +56,7 @@ def test_the_decision_is_written_before_the_run(path: Path) -> None:
 @pytest.mark.parametrize("size", ["nano", "andrea_12m", "andrea_120m"])
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_arm_can_train(path: Path, size: str) -> None:
-    from andrea_ablate.training.run import check
+    from andrea_ablate.training.identity import check
 
     swept = params(path) | (larger(path) if size != "nano" else {})
     arms = {key: values for key, values in swept.items() if key not in ("optim.lr", "seed")}

@@ -506,7 +506,7 @@ def test_the_sweep_groups_its_runs_unless_a_group_is_given(tmp_path: Path, cli: 
 def test_a_run_that_another_process_trains_is_waited_for(
     tmp_path: Path, cli: Cli, tiny: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from andrea_ablate.training.run import identify
+    from andrea_ablate.training.identity import identify
 
     store = Store(tmp_path / "runs")
     other = store.open(identify(tiny("seed=0"))[0])
@@ -529,7 +529,7 @@ def test_a_run_that_another_process_trains_is_waited_for(
 
 @pytest.mark.slow  # several runs
 def test_a_single_run_waits_as_well(tmp_path: Path, cli: Cli, tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
-    from andrea_ablate.training.run import identify
+    from andrea_ablate.training.identity import identify
 
     other = Store(tmp_path / "runs").open(identify(tiny("seed=0"))[0])
     wait_for_others = conducting._wait_for_others

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def single_run(cfg: RunConfig, overrides: Sequence[str], settings: SweepConfig | None = None) -> float | None:
     """A run on its own: planned, shown and summed up like a sweep of one."""
     model_dims(cfg.model)  # before torch is imported: sizes that do not fit are refused at once
-    from andrea_ablate.training.run import check
+    from andrea_ablate.training.identity import check
 
     check(cfg)
     job = make_job(list(overrides), arm_name(overrides), cfg)
@@ -274,7 +274,8 @@ def _touch(path: Path) -> None:
 def _train(cfg: RunConfig, overrides: Sequence[str], wait: bool, budget: MachineConfig) -> dict[str, Any] | None:
     """The record of the run, None where another process is at it."""
     from andrea_ablate.tracking.store import RunBusy, Store
-    from andrea_ablate.training.run import identify, run
+    from andrea_ablate.training.identity import identify
+    from andrea_ablate.training.run import run
     from andrea_ablate.turns import its_turn
 
     cfg = replace(cfg, name=display_name(cfg, overrides))

@@ -78,7 +78,7 @@ def arm_name(overrides: Sequence[str], swept: Collection[str] = ()) -> str:
 
 def make_job(overrides: list[str], arm: str, cfg: RunConfig) -> Job:
     """Prepare the job's data (once per corpus) and name its run."""
-    from andrea_ablate.training.run import identify
+    from andrea_ablate.training.identity import identify
 
     return Job(overrides, arm, cfg, identify(cfg)[0])
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from andrea_ablate.config import DataConfig
-from andrea_ablate.data import Corpus, DataModule, Windows
-from andrea_ablate.data.datamodule import TrainBatches
+from andrea_ablate.data import Corpus, Windows
+from andrea_ablate.data.datamodule import DataModule, TrainBatches
 from andrea_ablate.registry import ConfigError
 
 

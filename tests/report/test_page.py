@@ -261,7 +261,7 @@ def test_command_line_writes_the_page_and_refuses_other_folders(two, tmp_path):
 @pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 def test_commands_under_the_figures_name_the_runs_they_show(cli, tiny, tmp_path):
     """From the command to the configuration, and from there to the id of the run."""
-    from andrea_ablate.training.run import identify
+    from andrea_ablate.training.identity import identify
 
     fixed = ("stability=[qk_norm,z_loss]", "optim.lr=2e-3", "schedule.warmup_tokens=256")
     answer = cli("-m", "norm=pre,post", *fixed, "seed=0,3")

@@ -12,7 +12,7 @@ import torch
 
 from andrea_ablate.config import RunConfig
 from andrea_ablate.tracking.store import Store
-from andrea_ablate.training.run import identify
+from andrea_ablate.training.identity import identify
 
 
 class Outcome:

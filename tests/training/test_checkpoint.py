@@ -140,7 +140,7 @@ def plain(value: Any) -> bool:
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_saved_weights_give_the_recorded_validation_loss(tied: bool, epochs: Compose) -> None:
-    from andrea_ablate.training.run import identify
+    from andrea_ablate.training.identity import identify
 
     cfg = epochs(f"model.tie_embeddings={tied}")
     run(cfg)

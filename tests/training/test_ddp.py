@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from andrea_ablate.config import RunConfig
-from andrea_ablate.data import DataModule
+from andrea_ablate.data.datamodule import DataModule
 from andrea_ablate.tracking.store import Store
 from andrea_ablate.training import run as run_module
 from andrea_ablate.training.module import LanguageModule

@@ -11,6 +11,7 @@ from test_ddp import WHOLE, MaskedData, agree, stop_at_step
 from andrea_ablate.model import TransformerLM
 from andrea_ablate.registry import ConfigError
 from andrea_ablate.training import run as run_module
+from andrea_ablate.training.identity import check
 from andrea_ablate.training.run import run
 from support import Compose
 
@@ -64,7 +65,7 @@ def test_sharded_ranks_stop_and_go_on_from_a_whole_checkpoint(
 )
 def test_what_parts_cannot_do_is_refused(overrides: tuple[str, ...], said: str, epochs: Compose) -> None:
     with pytest.raises(ConfigError, match=said):
-        run_module.check(epochs(*FSDP, *overrides))
+        check(epochs(*FSDP, *overrides))
 
 
 def test_one_device_has_nothing_to_shard(epochs: Compose) -> None:

@@ -20,11 +20,12 @@ from outcome import Outcome, Straight
 from torch import Tensor, nn
 
 from andrea_ablate.config import RunConfig
-from andrea_ablate.data import DataModule
+from andrea_ablate.data.datamodule import DataModule
 from andrea_ablate.loss import LossSums
 from andrea_ablate.model import TransformerLM
+from andrea_ablate.training.identity import identify
 from andrea_ablate.training.module import LanguageModule
-from andrea_ablate.training.run import identify, run
+from andrea_ablate.training.run import run
 from support import Compose
 
 

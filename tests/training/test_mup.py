@@ -11,8 +11,8 @@ import torch
 from andrea_ablate.init import INITS
 from andrea_ablate.model import TransformerLM
 from andrea_ablate.registry import ConfigError
+from andrea_ablate.training.identity import check
 from andrea_ablate.training.optim import OPTIMIZERS, set_lr
-from andrea_ablate.training.run import check
 from designs import design
 from support import Compose
 

@@ -19,8 +19,9 @@ from andrea_ablate.model import TransformerLM
 from andrea_ablate.registry import ConfigError
 from andrea_ablate.replay import main
 from andrea_ablate.tracking.store import Store
+from andrea_ablate.training.identity import identify
 from andrea_ablate.training.replay import replay
-from andrea_ablate.training.run import identify, run
+from andrea_ablate.training.run import run
 from support import Compose
 
 BAD = 50  # the step whose batch is corrupted

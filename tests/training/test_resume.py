@@ -19,12 +19,14 @@ import torch
 from outcome import Outcome, Straight, digest_of, fresh
 
 from andrea_ablate.config import RunConfig
-from andrea_ablate.data import DataModule, prepare
+from andrea_ablate.data import prepare
+from andrea_ablate.data.datamodule import DataModule
 from andrea_ablate.data.windows import Windows
 from andrea_ablate.tracking.store import RunWriter, Store
 from andrea_ablate.training import callbacks, checkpoint
+from andrea_ablate.training.identity import identify
 from andrea_ablate.training.module import LanguageModule
-from andrea_ablate.training.run import identify, run
+from andrea_ablate.training.run import run
 from support import Cli, Compose, During
 
 

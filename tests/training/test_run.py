@@ -29,6 +29,7 @@ from andrea_ablate.registry import ConfigError
 from andrea_ablate.tracking.store import RunBusy, RunWriter, Store, StoreError, write_atomic
 from andrea_ablate.training import callbacks, checkpoint
 from andrea_ablate.training import run as run_module
+from andrea_ablate.training.identity import check
 from andrea_ablate.training.module import LanguageModule
 from andrea_ablate.training.run import run
 from support import Cli, Compose, During
@@ -324,12 +325,12 @@ def test_a_schedulers_tasks_and_the_devices_must_agree(epochs: Compose, monkeypa
     cfg = epochs("trainer.devices=2")
     for key, value in {"SLURM_JOB_ID": 1, "SLURM_JOB_NAME": "x", "SLURM_NTASKS": 1, "SLURM_PROCID": 0}.items():
         monkeypatch.setenv(key, str(value))
-    run_module.check(cfg)
+    check(cfg)
     monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "2")
     with pytest.raises(
         ConfigError, match=r"SLURM_NTASKS_PER_NODE=2, but a run is one task and starts trainer.devices=2"
     ):
-        run_module.check(cfg)
+        check(cfg)
 
 
 def test_a_launchers_requeue_comes_after_the_checkpoint(epochs: Compose, during: During) -> None:

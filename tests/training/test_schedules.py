@@ -9,7 +9,8 @@ import pytest
 from outcome import Outcome
 
 from andrea_ablate.registry import ConfigError
-from andrea_ablate.training.run import check, run
+from andrea_ablate.training.identity import check
+from andrea_ablate.training.run import run
 from andrea_ablate.training.schedules import SCHEDULES, schedule
 from support import Compose
 

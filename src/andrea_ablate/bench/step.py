@@ -23,8 +23,9 @@ from andrea_ablate.config import RunConfig
 from andrea_ablate.model import TransformerLM
 from andrea_ablate.parameters import MATMUL_ROLES, named_roles
 from andrea_ablate.tracking.store import Store
+from andrea_ablate.training.identity import identify
 from andrea_ablate.training.optim import OPTIMIZERS
-from andrea_ablate.training.run import identify, run
+from andrea_ablate.training.run import run
 
 WARM_UP = 3
 

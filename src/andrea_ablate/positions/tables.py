@@ -42,5 +42,5 @@ class AngleTables:
 
     def _make(self, length: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         frequency_P, magnitude = self.scaling.frequencies(self.theta, self.dim, length), self.scaling.magnitude
-        angle_LP = torch.arange(length, dtype=torch.float64).outer(frequency_P)
+        angle_LP = torch.arange(length, dtype=torch.float64, device="cpu").outer(frequency_P)
         return (angle_LP.cos() * magnitude).to(device, dtype), (angle_LP.sin() * magnitude).to(device, dtype)

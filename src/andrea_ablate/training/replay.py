@@ -17,13 +17,14 @@ from torch import Tensor, nn
 
 from andrea_ablate.attention import watching
 from andrea_ablate.config import run_config
-from andrea_ablate.data import DataModule, prepare
-from andrea_ablate.data.datamodule import TrainBatches
+from andrea_ablate.data import prepare
+from andrea_ablate.data.datamodule import DataModule, TrainBatches
 from andrea_ablate.registry import ConfigError, nearest
 from andrea_ablate.tracking.store import Store
 from andrea_ablate.training import checkpoint
+from andrea_ablate.training.identity import check
 from andrea_ablate.training.module import LanguageModule
-from andrea_ablate.training.run import Attempt, check, isolated
+from andrea_ablate.training.run import Attempt, isolated
 
 BEFORE, AFTER = 64, 8
 # What a checkpoint holds the values of: change it, and the run starts from its first step.

@@ -13,27 +13,10 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher, _WorkerOutput
 from torch import Tensor, nn
 
-from andrea_ablate.config import RunConfig
 from andrea_ablate.model import TransformerLM
-from andrea_ablate.registry import ConfigError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-
-BY_ELEMENT = ("adamw", "lion", "sgd")  # an update of one weight looks at no other
-
-
-def check_sharding(cfg: RunConfig) -> None:
-    """Refuse what a rank with a part of each matrix cannot do. Raises ConfigError."""
-    if cfg.trainer.strategy != "fsdp":
-        return
-    if cfg.optim["type"] not in BY_ELEMENT:
-        raise ConfigError(
-            f"trainer.strategy=fsdp with optim={cfg.optim['type']}, whose update needs whole matrices; use "
-            f"optim={' or '.join(BY_ELEMENT)}, or trainer.strategy=ddp"
-        )
-    if cfg.trainer.compile:
-        raise ConfigError("trainer.strategy=fsdp with trainer.compile=true is not tested; use one of the two")
 
 
 class ShardedSpawn(ModelParallelStrategy):
