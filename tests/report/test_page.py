@@ -15,11 +15,16 @@ import pytest
 
 from andrea_ablate.registry import ConfigError
 from andrea_ablate.report import RunRow, compare, load, save
+from andrea_ablate.report.contents import read
 from andrea_ablate.report.curves import not_finite, over_seeds, thin
-from andrea_ablate.report.page import page
+from andrea_ablate.report.page import page as page_of
 from andrea_ablate.tracking.store import Store
 
 EVIL = "<script>alert(1)</script>&\"'"
+
+
+def page(folders, store, made_by):
+    return page_of([read(folder, store, made_by) for folder in folders])
 
 
 def losses(seed, steps=40):
@@ -124,7 +129,7 @@ def test_headline_says_winner_effect_and_doubt(two):
     lead = np.array([0.31, 0.30, 0.32])
     half = 4.302653 * lead.std(ddof=1) / math.sqrt(3)
     assert ">A has the lowest loss</h1>" in top
-    assert "<strong>+0.3100</strong>" in top
+    assert "<strong>0.3100</strong>" in top and "lower loss per token than the next best &#x27;B&#x27;, paired" in top
     assert f"[{lead.mean() - half:+.4f}, {lead.mean() + half:+.4f}]" in top
     assert '<b class="settled">settled</b>' in top
     assert escape(load(two[0]).verdict) in top
@@ -146,9 +151,13 @@ def test_numbers_of_the_figures_are_those_of_the_runs(two):
     np.testing.assert_allclose(a["low"], values.min(0), rtol=1e-5)
     np.testing.assert_allclose(a["high"], values.max(0), rtol=1e-5)
     assert (val["series"][1]["x"], val["series"][1]["mean"]) == ([40], [pytest.approx(2.41)])
-    (effect,) = figures["effects-0"]["content"]["rows"]
+    (forest,) = figures["effects-0"]["content"]
+    effect, noise = forest["rows"]
     assert (effect["name"], effect["n"], effect["mean"]) == ("B", 3, pytest.approx(0.31))
-    assert effect["low"] < 0.31 < effect["high"]
+    assert effect["low"] < 0.31 < effect["high"] and effect["verdict"] == "contradicted"
+    assert (
+        forest["margin"] == 0.03 and noise["noise"] and noise["high"] == pytest.approx(2.776445 * 0.1 * (2 / 3) ** 0.5)
+    )
     params, flops, speed = figures["costs-0"]["content"]
     assert [series["x"] for series in params["series"]] == [[1000], [1500]]
     assert flops["series"][0]["x"] == [6000] and speed["series"][0]["x"] == [900]
@@ -248,10 +257,12 @@ def test_load_refuses_what_is_not_a_sweep(tmp_path):
         load(tmp_path)
 
 
+@pytest.mark.slow  # pictures of every figure
 def test_command_line_writes_the_page_and_refuses_other_folders(two, tmp_path):
     call = [sys.executable, "-m", "andrea_ablate.report", "--runs", str(two[1].root), "-o", str(tmp_path / "r.html")]
     done = subprocess.run([*call, str(two[0])], capture_output=True, text=True)
-    assert (done.returncode, done.stdout.strip()) == (0, str(tmp_path / "r.html"))
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[:2] == [str(tmp_path / "r.html"), str(tmp_path / "r.md")]
     html = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert escape(shlex.join(["python", *call[1:], str(two[0])])) in html
     done = subprocess.run([*call, str(tmp_path)], capture_output=True, text=True)

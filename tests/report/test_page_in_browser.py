@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import subprocess
 from html import escape, unescape
 
 import pytest
-from test_page import EVIL, TWO, plant, rows_of
+from test_contents import capsule, write
+from test_page import EVIL, TWO, page, plant, rows_of
 
 from andrea_ablate.report import RunRow
-from andrea_ablate.report.page import page
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [
@@ -26,7 +27,7 @@ const frame = document.querySelector("iframe");
 frame.addEventListener("load", () => {
   const doc = frame.contentDocument, view = frame.contentWindow, seen = {};
   const curves = doc.getElementById("curves-0");
-  const lines = () => curves.querySelectorAll("svg[role=img] path.line").length;
+  const lines = () => curves.querySelectorAll(".over path.line").length;
   const press = (target, key) => target.dispatchEvent(new view.KeyboardEvent("keydown", { key, bubbles: true }));
   seen.scripts = view.alerted ?? 0;
   seen.overflow = doc.documentElement.scrollWidth - view.innerWidth;
@@ -50,12 +51,58 @@ frame.addEventListener("load", () => {
 frame.srcdoc = document.getElementById("page").textContent;
 """
 
+# The same for zooming, pushing along and the map of a spike.
+MOVES = """
+const frame = document.querySelector("iframe");
+frame.addEventListener("load", async () => {
+  const doc = frame.contentDocument, view = frame.contentWindow, seen = {};
+  view.Element.prototype.setPointerCapture = () => {}; // of a pointer that no hand holds
+  const curves = doc.getElementById("curves-0"), svg = () => curves.querySelector("svg[role=img]");
+  const labelled = (name) => curves.querySelector(`button[aria-label="${name}"]`);
+  const places = () => [...svg().querySelectorAll("text[text-anchor=middle]")].map(t => t.getAttribute("x")).join();
+  const send = (target, kind, name, more) =>
+    target.dispatchEvent(new view[kind](name, { bubbles: true, cancelable: true, ...more }));
+  const press = (target, key, more) => send(target, "KeyboardEvent", "keydown", { key, ...more });
+  const point = (name, x, more) =>
+    send(svg(), "PointerEvent", name, { pointerId: 1, clientX: x, clientY: 300, ...more });
+  // The first and the last step that is shown; the cursor stays at the last one, and zooming is about the cursor.
+  const domain = () => ["Home", "End"].map(key => {
+    press(svg(), key);
+    return +curves.querySelector("output").textContent.split(/[ :]/)[1];
+  });
+  seen.whole = domain();
+  labelled("zoom in").click(); seen.zoomed = domain();
+  labelled("pan left").click(); seen.left = domain();
+  labelled("pan left").click(); labelled("pan left").click(); seen.start = domain();
+  press(svg(), "0"); seen.again = domain();
+  press(svg(), "+"); press(svg(), "+"); seen.plus = domain();
+  press(svg(), "ArrowLeft", { shiftKey: true }); seen.shifted = domain();
+  const before = places(), old = svg();
+  point("pointerdown", 300, { buttons: 1 });
+  point("pointermove", 360, { buttons: 1 });
+  await new Promise(view.requestAnimationFrame);
+  seen.pushed = old === svg() && parseFloat(curves.querySelector(".over svg").style.transform.slice(11));
+  seen.ticks = places() !== before;
+  seen.width = svg().clientWidth;
+  point("pointerup", 360);
+  seen.dragged = domain();
+  send(svg(), "WheelEvent", "wheel", { deltaY: 100, ctrlKey: true, clientX: 300 });
+  seen.out = domain();
+  const capsule = doc.querySelector("figure[id^=capsule]"), map = capsule.querySelector("svg[role=img]");
+  const read = () => capsule.querySelector("output").textContent;
+  press(map, "ArrowDown"); seen.cell = read();
+  press(map, "ArrowDown"); press(map, "ArrowRight"); seen.next = read();
+  document.getElementById("seen").textContent = JSON.stringify(seen);
+});
+frame.srcdoc = document.getElementById("page").textContent;
+"""
 
-def look(html, tmp_path, width):
-    """What PROBE saw of the page in a frame of this width, and what the browser wrote to its console."""
+
+def look(html, tmp_path, width, probe=PROBE):
+    """What a probe saw of the page in a frame of this width, and what the browser wrote to its console."""
     holder = (
         f'<!doctype html><meta charset="utf-8"><iframe style="width:{width}px;height:900px;border:0"></iframe>'
-        f'<textarea id="page">{escape(html)}</textarea><pre id="seen"></pre><script>{PROBE}</script>'
+        f'<textarea id="page">{escape(html)}</textarea><pre id="seen"></pre><script>{probe}</script>'
     )
     path = tmp_path / f"holder-{width}.html"
     path.write_text(holder, encoding="utf-8")
@@ -84,6 +131,26 @@ def test_a_reader_can_toggle_arms_and_read_values_without_a_mouse(tmp_path, widt
     assert seen["first"].startswith("step 1: B 5") and seen["second"].startswith("step 2: B 4")
     assert "validation loss, nats per token" in seen["labels"]
     assert not seen["notANumber"] and seen["unnamed"] == 0
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_reader_can_zoom_push_along_and_read_the_map_of_a_spike(tmp_path, width):
+    folder, store = plant(tmp_path, TWO)
+    write(store, "A-0", "step-00000007.json", capsule("A-0", 7, 3))
+    seen, console = look(page([folder], store, "made by"), tmp_path, width, MOVES)
+    assert console == []
+
+    # Of 39 steps half, a quarter; half of that to the left; a fifth of what is shown to the left.
+    assert (seen["whole"], seen["zoomed"], seen["left"]) == ([1, 40], [21, 40], [11, 30])
+    assert (seen["start"], seen["again"]) == ([1, 20], [1, 40])
+    assert (seen["plus"], seen["shifted"]) == ([31, 40], [29, 38])
+    # Pushed to the right, what is to the left comes into view: as one piece first, drawn anew when it is let go.
+    assert seen["pushed"] == pytest.approx(60) and seen["ticks"]
+    by = 60 / (seen["width"] - 62) * 9.75  # 62 pixels are the axis and the margins
+    assert seen["dragged"] == [math.ceil(28.3 - by), math.floor(38.05 - by)]
+    assert seen["out"][0] < seen["dragged"][0]
+    assert seen["cell"] == "step 5, layer 0: activation RMS 1; loss 2"
+    assert seen["next"] == "step 6, layer 1: activation RMS 2; loss 2"
 
 
 def test_hostile_and_long_names_neither_run_nor_widen_the_page(tmp_path):

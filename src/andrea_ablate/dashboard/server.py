@@ -19,6 +19,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from andrea_ablate.dashboard.live import find, sweeps
 from andrea_ablate.registry import ConfigError
+from andrea_ablate.report.contents import contents
 from andrea_ablate.report.page import document, render
 
 HERE = Path(__file__).parent
@@ -111,7 +112,8 @@ class Handler(BaseHTTPRequestHandler):
         command = shlex.join(
             ["python", "-m", "andrea_ablate.report", str(sweep.folder), "--runs", str(sweep.store.root)]
         )
-        title, body = render([(sweep.folder.name, sweep.comparison())], sweep.store, command)
+        asked = shlex.join(["python", "-m", "andrea_ablate", *sweep.plan.command]) if sweep.plan else ""
+        title, body = render([contents(sweep.folder.name, sweep.comparison(), sweep.store, asked, command)])
         top = f'<p class="note"><a href="/">All sweeps</a> · {ended} of {planned} runs ended</p>\n'
         return self._live(title, top + body, version), version
 

@@ -1,4 +1,7 @@
-"""One self-contained page on sweeps: ``python -m andrea_ablate.report SWEEP…``."""
+"""A report on sweeps: ``python -m andrea_ablate.report SWEEP…``.
+
+Writes one self-contained page and beside it the same as Markdown with its figures as SVG and PNG.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,15 @@ import shlex
 import sys
 from pathlib import Path
 
-from andrea_ablate.registry import ConfigError
+from andrea_ablate.command import command
+from andrea_ablate.report import images
+from andrea_ablate.report.contents import read
+from andrea_ablate.report.markdown import markdown
 from andrea_ablate.report.page import page
 from andrea_ablate.tracking.store import Store, write_atomic
 
 
+@command
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m andrea_ablate.report", description=__doc__)
     parser.add_argument(
@@ -19,14 +26,26 @@ def main() -> None:
     )
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the runs (default: runs)")
     parser.add_argument("-o", "--output", type=Path, default=Path("report.html"), help="default: report.html")
+    parser.add_argument("--wandb", action="store_true", help="also as a W&B report; without an API key, its spec")
     given = parser.parse_args()
-    try:
-        command = shlex.join(["python", "-m", "andrea_ablate.report", *sys.argv[1:]])
-        write_atomic(given.output, page(given.sweeps, Store(given.runs), command))
-    except (ConfigError, OSError) as error:
-        sys.exit(str(error))
+    made_by, store = shlex.join(["python", "-m", "andrea_ablate.report", *sys.argv[1:]]), Store(given.runs)
+    sweeps = [read(folder, store, made_by) for folder in given.sweeps]
+    figures = given.output.with_name(f"{given.output.stem}_figures")
+    write_atomic(given.output, page(sweeps))
+    made = images.write_images(sweeps, figures)
+    links = {key: [(shows, f"{figures.name}/{name}") for shows, name in found] for key, found in made.items()}
+    write_atomic(given.output.with_suffix(".md"), markdown(sweeps, links))
     print(given.output)
+    print(given.output.with_suffix(".md"))
+    if made:
+        print(f"{figures}/")
+    if said := images.missing():
+        print(said)
+    if given.wandb:
+        from andrea_ablate.report.wandb import publish
+
+        print(publish(sweeps, store, given.output.with_suffix(".wandb.json")))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,53 +1,27 @@
-"""What a report draws: figures as plain values, from a comparison and the records of its runs."""
+"""The figures of a report, from a comparison and the records of its runs."""
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from andrea_ablate.analysis.spikes import Spike
 from andrea_ablate.registry import ConfigError
-from andrea_ablate.report.compare import ArmSummary, Comparison
+from andrea_ablate.report.capsules import capsule_figures, read_capsules
+from andrea_ablate.report.compare import Comparison
 from andrea_ablate.report.curves import not_finite, over_seeds, points, thin
+from andrea_ablate.report.parts import LOSS, Figure, StoredRun, number, numbers
+from andrea_ablate.report.positions import positions
+from andrea_ablate.report.rates import learning_rates
 from andrea_ablate.tracking.store import Store, StoreError
 
-LOSS = "nats per token"
 CURVES = {"train/loss": "training loss", "val/loss": "validation loss"}
-NEAR = 0.5  # nats above the best that the closer view of the learning rates shows
 COSTS = (
     ("params", "parameters"),
     ("flops_per_token", "training FLOPs per token"),
     ("tokens_per_s", "tokens per second (median over seeds)"),
 )
-
-
-@dataclass(frozen=True)
-class StoredRun:
-    """What the store has of one run; empty where it has nothing."""
-
-    record: Mapping[str, Any] = field(default_factory=dict)
-    config: Mapping[str, Any] = field(default_factory=dict)
-    curves: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)  # metric -> (step, value)
-
-    @property
-    def spikes(self) -> list[Spike]:
-        return [Spike(**spike) for spike in self.record.get("spikes", ())]
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One figure. `content` is what the page's script draws; `arms` are those that it is made from."""
-
-    id: str
-    title: str
-    caption: str
-    kind: str  # xy or forest
-    content: Any
-    arms: tuple[str, ...]
 
 
 def read_runs(comparison: Comparison, store: Store) -> tuple[dict[str, StoredRun], list[str]]:
@@ -63,8 +37,9 @@ def read_runs(comparison: Comparison, store: Store) -> tuple[dict[str, StoredRun
                 continue
             rows = store.metrics(row.run_id)
             curves = {key: points(rows, key) for key in CURVES}
-            runs[row.run_id] = StoredRun(record, store.config(row.run_id), curves)
-        except (ConfigError, StoreError) as error:
+            capsules = read_capsules(store.path(row.run_id))
+            runs[row.run_id] = StoredRun(record, store.config(row.run_id), curves, capsules)
+        except (ConfigError, StoreError, ValueError, KeyError) as error:
             warnings.append(f"run {row.run_id} is left out of curves and spikes: {error}.")
     return runs, warnings
 
@@ -75,8 +50,10 @@ def figures(comparison: Comparison, runs: Mapping[str, StoredRun]) -> list[Figur
     found = (
         _curves(comparison, runs, styles),
         _forest(comparison, styles),
-        _learning_rates(comparison),
+        learning_rates(comparison, styles),
+        positions(comparison, runs, styles),
         _costs(comparison, styles),
+        *capsule_figures(comparison, runs),
     )
     return [figure for figure in found if figure is not None]
 
@@ -85,8 +62,8 @@ def command(comparison: Comparison, arm: str, runs: Mapping[str, StoredRun]) -> 
     """The command that trains the runs of an arm, or finds them trained."""
     rows = [row for row in comparison.rows if row.arm == arm]
     first = rows[0]
-    design = "" if first.design == "default" else first.design
-    words = re.split(r" (?=[+~]*[\w./@]+=)", design) if design else []
+    design = first.design or first.arm
+    words = [] if design == "default" else re.split(r" (?=[+~]*[\w./@]+=)", design)
     if first.lr is not None:
         words.append(f"optim.lr={first.lr!r}")
     warmup = runs.get(first.run_id, StoredRun()).config.get("schedule", {}).get("warmup_tokens")
@@ -94,15 +71,6 @@ def command(comparison: Comparison, arm: str, runs: Mapping[str, StoredRun]) -> 
         words.append(f"schedule.warmup_tokens={warmup}")
     seeds = ",".join(str(row.seed) for row in rows)
     return shlex.join(["python", "-m", "andrea_ablate", "-m", *words, f"seed={seeds}"])
-
-
-def _number(value: float | None) -> float | None:
-    """Six digits, as many as a figure can show; None for what is not finite."""
-    return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
-
-
-def _numbers(values: Iterable[float | None]) -> list[float | None]:
-    return [_number(value) for value in values]
 
 
 def _curves(comparison: Comparison, runs: Mapping[str, StoredRun], styles: Mapping[str, int]) -> Figure | None:
@@ -122,7 +90,7 @@ def _curves(comparison: Comparison, runs: Mapping[str, StoredRun], styles: Mappi
                     "name": arm.arm,
                     "style": styles[arm.arm],
                     "x": curve.steps.tolist(),
-                    **{side: _numbers(getattr(curve, side).tolist()) for side in ("mean", "low", "high")},
+                    **{side: numbers(getattr(curve, side).tolist()) for side in ("mean", "low", "high")},
                     "marks": marks,
                 }
             )
@@ -164,7 +132,7 @@ def _marks(run_id: str, run: StoredRun, seed: Sequence[tuple[int, float]], key: 
             {
                 "kind": "spike",
                 "x": spike.peak,
-                "y": _number(spike.baseline + spike.height),
+                "y": number(spike.baseline + spike.height),
                 "text": f"{run_id}: spike at step {spike.start}, height {spike.height:.3f}",
             }
             for spike in run.spikes
@@ -173,65 +141,38 @@ def _marks(run_id: str, run: StoredRun, seed: Sequence[tuple[int, float]], key: 
         if seed and status != "finished":
             step, value = seed[-1]
             marks.append(
-                {"kind": "end", "x": step, "y": _number(value), "text": f"{run_id}: {status} after step {step}"}
+                {"kind": "end", "x": step, "y": number(value), "text": f"{run_id}: {status} after step {step}"}
             )
     return marks
 
 
 def _forest(comparison: Comparison, styles: Mapping[str, int]) -> Figure | None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "name": arm.arm,
             "style": styles[arm.arm],
-            **{side: getattr(arm.effect, side) for side in ("mean", "low", "high", "n")},
-            "p_holm": arm.p_holm,
+            **{side: number(getattr(arm.effect, side)) for side in ("mean", "low", "high")},
+            "n": arm.effect.n,
+            "p_holm": number(arm.p_holm),
+            "verdict": arm.verdict,
         }
         for arm in comparison.ranked
         if arm.effect is not None
     ]
+    if not rows:
+        return None
+    if (noise := comparison.noise) is not None:
+        sides = {side: number(getattr(noise, side)) for side in ("mean", "low", "high")}
+        name = "noise floor: the baseline against itself, not paired"
+        rows.append({"name": name, "noise": True, **sides, "n": noise.n, "p_holm": None})
     caption = (
         f"Paired difference of the validation loss to the baseline '{comparison.baseline}', seed by seed, with its "
-        "95 % interval; left of zero is better than the baseline. p is adjusted by Holm's method."
+        f"95 % interval; left of zero is better. Shaded: the margin, ±{comparison.margin:g} nats, within which a "
+        "difference does not matter. The verdict is on 'better than the baseline'; p is adjusted by Holm's method."
     )
-    content = {"x": f"difference to '{comparison.baseline}', {LOSS}", "rows": rows}
+    view = {"name": "", "x": f"difference to '{comparison.baseline}', {LOSS}", "margin": comparison.margin}
     arms = tuple(arm.arm for arm in comparison.arms)
-    return Figure("effects", "Effects against the baseline", caption, "forest", content, arms) if rows else None
-
-
-def _learning_rates(comparison: Comparison) -> Figure | None:
-    grids: dict[tuple[str, int | None], list[ArmSummary]] = {}
-    for arm in comparison.arms:
-        if arm.lr is not None:
-            grids.setdefault((arm.design, arm.warmup_tokens), []).append(arm)
-    swept = {key: sorted(arms, key=lambda arm: arm.lr or 0) for key, arms in grids.items() if len(arms) > 1}
-    if not swept:
-        return None
-    several_warmups = len({design for design, _ in swept}) < len(swept)
-    series = []
-    for style, ((design, warmup), arms) in enumerate(swept.items()):
-        marks: list[dict[str, Any]] = [
-            {"kind": "end", "x": arm.lr, "y": _number(arm.loss.mean), "text": f"{arm.arm}: {arm.runs}"}
-            for arm in arms
-            if not arm.complete
-        ]
-        series.append(
-            {
-                "name": design + f" warmup_tokens={warmup}" * several_warmups,
-                "style": style,
-                "x": [arm.lr for arm in arms],
-                **{side: _numbers(getattr(arm.loss, side) for arm in arms) for side in ("mean", "low", "high")},
-                "marks": marks,
-            }
-        )
-    zooms: list[dict[str, Any]] = [{"name": "all"}]
-    means = [arm.loss.mean for arms in swept.values() for arm in arms if arm.loss.mean is not None]
-    if means and max(means) > min(means) + NEAR:
-        zooms.append({"name": f"within {NEAR} nats of the best", "y1": min(means) + NEAR})
-    y = f"validation loss, {LOSS}"
-    view = {"name": "", "x": "learning rate", "log": True, "y": y, "band": "bar", "zooms": zooms, "series": series}
-    caption = "Mean over the finished seeds with its 95 % interval. A square: not every seed finished at this rate."
-    names = tuple(arm.arm for arms in swept.values() for arm in arms)
-    return Figure("rates", "Loss against learning rate", caption, "xy", [view], names)
+    return Figure("effects", "Effects against the baseline", caption, "forest", [{**view, "rows": rows}], arms)
 
 
 def _costs(comparison: Comparison, styles: Mapping[str, int]) -> Figure | None:
@@ -243,7 +184,7 @@ def _costs(comparison: Comparison, styles: Mapping[str, int]) -> Figure | None:
                 "name": arm.arm,
                 "style": styles[arm.arm],
                 "x": [getattr(arm, name)],
-                **{side: _numbers([getattr(arm.loss, side)]) for side in ("mean", "low", "high")},
+                **{side: numbers([getattr(arm.loss, side)]) for side in ("mean", "low", "high")},
                 "marks": [],
             }
             for arm in known

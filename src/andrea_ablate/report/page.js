@@ -1,181 +1,111 @@
 "use strict";
-// Draws the figures of the element `data` as SVG, and again when the width changes. Texts go in as text, never as HTML.
-const SVG = "http://www.w3.org/2000/svg";
-const DASHES = ["", "7 4", "2 3", "9 3 2 3", "14 4"];
-const COLOURS = 7, AT_FIRST = 8; // colours; curves shown before anyone asks for more
+// Shows the figures of the element `data`, drawn by draw.js, and lets a reader choose, read values, zoom and pan.
+const AT_FIRST = 8; // curves shown before anyone asks for more
+const KEYS = "Arrow keys read the values, + and - zoom, Shift with an arrow or dragging pans, 0 shows all.";
 
 function el(name, attributes = {}, ...children) {
-  const svg = ["svg", "g", "path", "line", "text", "title", "circle"].includes(name);
-  const node = svg ? document.createElementNS(SVG, name) : document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
-  node.append(...children);
-  return node;
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...children);
+  return made;
 }
-
-function shape(kind, x, y, r) {
-  const at = (dx, dy) => `${(x + dx * r).toFixed(1)} ${(y + dy * r).toFixed(1)}`;
-  const polygon = (...points) => `M${points.map(([dx, dy]) => at(dx, dy)).join("L")}Z`;
-  const kinds = {
-    circle: () => `M${at(-1, 0)}A${r} ${r} 0 1 0 ${at(1, 0)}A${r} ${r} 0 1 0 ${at(-1, 0)}Z`,
-    square: () => polygon([-1, -1], [1, -1], [1, 1], [-1, 1]),
-    diamond: () => polygon([0, -1.3], [1.3, 0], [0, 1.3], [-1.3, 0]),
-    triangle: () => polygon([0, -1.3], [1.2, 1], [-1.2, 1]),
-    down: () => polygon([0, 1.3], [1.2, -1], [-1.2, -1]),
-    cross: () => polygon([-1.3, -.8], [-.8, -1.3], [0, -.5], [.8, -1.3], [1.3, -.8], [.5, 0], [1.3, .8], [.8, 1.3], [0, .5], [-.8, 1.3], [-1.3, .8], [-.5, 0]),
-  };
-  return kinds[kind]();
+function drawn({ name, attributes, children }) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...children.map(child => child.name ? drawn(child) : child));
+  return made;
 }
-const DOTS = ["circle", "diamond", "down", "square", "triangle", "cross"];
-const MARKS = { "spike": "triangle", "not finite": "cross", "end": "square" };
-const colour = style => `s${style % COLOURS}`;
-const dash = style => DASHES[style % DASHES.length];
-const dot = (style, x, y, r = 4) => el("path", { class: "dot", d: shape(DOTS[style % DOTS.length], x, y, r) });
+const image = (width, height, attributes, ...nodes) =>
+  drawn(node("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", ...attributes }, ...nodes));
 
-function text(value, digits = 5) {
-  const size = Math.abs(value);
-  if (size >= 1e4) {
-    for (const [unit, suffix] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]])
-      if (size >= unit) return `${+(value / unit).toPrecision(digits)}${suffix}`;
-  }
-  return size !== 0 && size < 1e-3 ? value.toExponential(1).replace(".0e", "e") : `${+value.toPrecision(digits)}`;
+function choice(label, names, chosen, pick) {
+  const select = el("select", { "aria-label": label }, ...names.map((name, i) => el("option", { value: i }, name)));
+  select.value = chosen;
+  select.addEventListener("change", () => pick(+select.value));
+  return select;
 }
-// As few digits as tell the ticks apart.
-function tickTexts(values) {
-  const texts = [2, 3, 4, 5, 6, 8, 10].map(digits => values.map(v => text(v, digits)));
-  return texts.find((t, i) => new Set(t).size === t.length && t.every((one, j) => one === text(values[j], 8))) ?? texts.at(-1);
-}
-const signed = value => (value < 0 ? "" : "+") + value.toFixed(4);
-
-function ticks(low, high, count, log) {
-  if (log) {
-    const found = [];
-    for (let e = Math.floor(low); e <= Math.ceil(high); e++)
-      for (const m of high - low < 1.5 ? [1, 2, 5] : [1]) {
-        const t = e + Math.log10(m);
-        if (t >= low - 1e-9 && t <= high + 1e-9) found.push(t);
-      }
-    const every = Math.ceil(found.length / count);
-    return found.filter((_, i) => i % every === 0);
-  }
-  const raw = (high - low) / count, power = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 5, 10].map(m => m * power).find(s => s >= raw);
-  const found = [];
-  for (let i = Math.ceil(low / step); i * step <= high + step * 1e-9; i++) found.push(i * step);
-  return found;
-}
-
-function span(values) {
-  let low = Infinity, high = -Infinity;
-  for (const value of values) if (value !== null) { if (value < low) low = value; if (value > high) high = value; }
-  if (low > high) return [0, 1];
-  if (low === high) { const by = Math.abs(low) * .05 || 1; return [low - by, high + by]; }
-  return [low, high];
-}
-
-function wider([low, high], share) { const by = (high - low) * share; return [low - by, high + by]; }
-
-function axes(svg, frame, x, y, labels, log) {
-  const { left, top, right, bottom } = frame;
-  const below = ticks(...x.domain, Math.max(2, (right - left) / 80), log);
-  const texts = tickTexts(below.map(t => log ? 10 ** t : t));
-  below.forEach((t, i) => {
-    const at = x.raw(t);
-    svg.append(el("line", { class: "grid", x1: at, x2: at, y1: top, y2: bottom }),
-      el("text", { x: at, y: bottom + 16, "text-anchor": "middle" }, texts[i]));
-  });
-  svg.append(el("text", { class: "soft", x: right, y: bottom + 33, "text-anchor": "end" }, labels.x));
-  if (!y) return;
-  const beside = ticks(...y.domain, 6, false), heights = tickTexts(beside);
-  beside.forEach((t, i) => {
-    const at = y.raw(t);
-    svg.append(el("line", { class: "grid", x1: left, x2: right, y1: at, y2: at }),
-      el("text", { x: left - 6, y: at + 4, "text-anchor": "end" }, heights[i]));
-  });
-  svg.append(el("text", { class: "soft", x: 2, y: 12 }, labels.y));
-}
-
-function scale(domain, from, to, log = false) {
-  const raw = v => from + (v - domain[0]) / (domain[1] - domain[0]) * (to - from);
-  return Object.assign(v => raw(log ? Math.log10(v) : v), { raw, domain });
+function button(label, act, attributes = {}) {
+  const made = el("button", { type: "button", ...attributes }, label);
+  made.addEventListener("click", act);
+  return made;
 }
 
 function xyChart(host, views, title) {
-  let view = views[0], zoom = view.zooms[0], cursor = null;
+  let view = views[0], zoom = view.zooms[0], domain = null, cursor = null, scene = null;
   const names = [...new Map(views.flatMap(v => v.series.map(s => [s.name, s.style])))];
   const hidden = new Set(names.slice(view.band === "area" ? AT_FIRST : names.length).map(([name]) => name));
   const controls = el("div", { class: "controls" }), legend = el("div", { class: "controls legend", role: "group", "aria-label": "arms" });
-  const plot = el("div"), readout = el("output", { "aria-live": "polite" });
+  const plot = el("div", { class: "plot" }), readout = el("output", { "aria-live": "polite" });
   host.append(controls, legend, plot, readout);
+  const raw = v => view.log ? Math.log10(v) : v;
 
-  function choice(label, options, pick) {
-    const select = el("select", { "aria-label": `${title}: ${label}` }, ...options.map((name, i) => el("option", { value: i }, name)));
-    select.addEventListener("change", () => { pick(+select.value); cursor = null; draw(); });
-    controls.append(select);
-  }
+  function choose(v, z) { view = v; zoom = z; domain = null; cursor = null; drawControls(); draw(); }
   function drawControls() {
-    controls.replaceChildren();
-    if (views.length > 1) {
-      choice("quantity", views.map(v => v.name), i => { view = views[i]; zoom = view.zooms[0]; drawControls(); controls.firstChild.focus(); });
-      controls.firstChild.value = views.indexOf(view);
-    }
-    if (view.zooms.length > 1) choice("range", view.zooms.map(z => z.name), i => { zoom = view.zooms[i]; });
+    const found = [];
+    if (views.length > 1) found.push(choice(`${title}: quantity`, views.map(v => v.name), views.indexOf(view), i => { choose(views[i], views[i].zooms[0]); controls.firstChild.focus(); }));
+    if (view.zooms.length > 1) found.push(choice(`${title}: range`, view.zooms.map(z => z.name), view.zooms.indexOf(zoom), i => { zoom = view.zooms[i]; domain = null; cursor = null; draw(); }));
+    if (view.band === "area") found.push(el("span", { class: "steps" },
+      button("−", () => zoomBy(2), { "aria-label": "zoom out" }), button("+", () => zoomBy(.5), { "aria-label": "zoom in" }),
+      button("◀", () => panBy(-.5), { "aria-label": "pan left" }), button("▶", () => panBy(.5), { "aria-label": "pan right" })));
+    controls.replaceChildren(...found);
   }
   const buttons = names.map(([name, style]) => {
-    const sample = el("svg", { class: colour(style), viewBox: "0 0 34 12", "aria-hidden": "true" },
-      el("path", { class: "line", d: "M0 6H34", "stroke-dasharray": dash(style) }), dot(style, 17, 6));
-    const button = el("button", { type: "button", "aria-pressed": !hidden.has(name) }, sample, name);
-    button.addEventListener("click", () => { hidden.has(name) ? hidden.delete(name) : hidden.add(name); press(); });
-    return button;
+    const made = button("", () => { hidden.has(name) ? hidden.delete(name) : hidden.add(name); press(); }, { "aria-pressed": !hidden.has(name) });
+    made.append(drawn(node("svg", { class: colour(style), viewBox: "0 0 34 12", "aria-hidden": "true" }, ...sample(style))), name);
+    return made;
   });
   function press() {
     names.forEach(([name], i) => buttons[i].setAttribute("aria-pressed", !hidden.has(name)));
     draw();
   }
-  function both(label, change) {
-    const button = el("button", { type: "button" }, label);
-    button.addEventListener("click", () => { names.forEach(([name]) => change(name)); press(); });
-    return button;
-  }
+  const both = (label, change) => button(label, () => { names.forEach(([name]) => change(name)); press(); });
   legend.append(...buttons);
   if (names.length > 2) legend.append(both("all", name => hidden.delete(name)), both("none", name => hidden.add(name)));
 
-  function draw() {
-    const width = plot.clientWidth, height = Math.round(Math.max(260, Math.min(440, width * .5)));
-    const frame = { left: 48, top: 22, right: width - 14, bottom: height - 40 };
-    const shown = view.series.filter(s => !hidden.has(s.name));
-    const inside = v => v >= (zoom.x0 ?? -Infinity);
-    const seen = (s, side) => s[side].filter((v, i) => inside(s.x[i]) && v <= (zoom.y1 ?? Infinity));
-    const xs = shown.flatMap(s => [...s.x, ...s.marks.map(m => m.x)]).filter(inside).map(v => view.log ? Math.log10(v) : v);
-    const x = scale(wider(span(xs), view.band === "bar" ? .08 : 0), frame.left, frame.right, view.log);
-    const means = shown.flatMap(s => seen(s, "mean"));
-    let range = span(means);
-    // A bar over two seeds can be far wider than all the differences; it may double the range, not more.
-    const single = means.length < 2, size = range[1] - range[0];
-    const ends = span([...means, ...shown.flatMap(s => [...seen(s, "low"), ...seen(s, "high")]),
-      ...shown.flatMap(s => s.marks.filter(m => inside(m.x) && m.y <= (zoom.y1 ?? Infinity)).map(m => m.y))]);
-    range = view.band === "bar" && !single ? [Math.max(ends[0], range[0] - size / 2), Math.min(ends[1], range[1] + size / 2)] : ends;
-    const y = scale(wider(range, .04), frame.bottom, frame.top);
-    const svg = el("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", tabindex: 0, "aria-label": `${title}. Arrow keys read the values.` });
-    const clip = `clip-${host.parentNode.id}`;
-    const clipPath = document.createElementNS(SVG, "clipPath"), box = document.createElementNS(SVG, "rect");
-    clipPath.id = clip;
-    for (const [key, value] of Object.entries({ x: frame.left - 5, y: frame.top - 5, width: Math.max(0, frame.right - frame.left + 10), height: frame.bottom - frame.top + 10 })) box.setAttribute(key, value);
-    clipPath.append(box);
-    svg.append(clipPath);
-    axes(svg, frame, x, y, view, view.log);
-    const layer = el("g", { "clip-path": `url(#${clip})` });
-    for (const s of shown) layer.append(drawSeries(s, x, y, frame, view.band));
-    const line = el("line", { class: "cursor", y1: frame.top, y2: frame.bottom, visibility: "hidden" });
-    svg.append(layer, line);
-    plot.replaceChildren(svg);
+  // The range [from, to], moved into what there is.
+  function within([from, to]) {
+    const [low, high] = scene.whole, size = Math.min(to - from, high - low);
+    const start = clamp(from, low, high - size);
+    return [start, start + size];
+  }
+  function zoomBy(factor, at = null) {
+    const [from, to] = scene.x.domain, about = at ?? (cursor !== null ? raw(cursor) : (from + to) / 2);
+    const least = (scene.whole[1] - scene.whole[0]) / 2000;
+    const size = Math.max(least, (to - from) * factor);
+    domain = within([about - (about - from) / (to - from) * size, about + (to - about) / (to - from) * size]);
+    draw();
+  }
+  function panBy(share) {
+    const [from, to] = scene.x.domain, by = (to - from) * share;
+    domain = within([from + by, to + by]);
+    draw();
+  }
 
-    const stops = [...new Set(shown.flatMap(s => [...s.x, ...s.marks.map(m => m.x)]))].filter(inside).sort((a, b) => a - b);
+  function draw() {
+    const width = plot.clientWidth;
+    const top = zoom.y1 ?? Infinity;
+    const whole = () => xyScene(view, width, { hidden, top }).whole;
+    scene = xyScene(view, width, { hidden, top, domain: domain ?? (zoom.x0 === undefined ? null : [raw(zoom.x0), whole()[1]]) });
+    const { frame, x } = scene;
+    const svg = image(width, scene.height, { tabindex: 0, "aria-label": `${title}. ${KEYS}` });
+    const axes = drawn(node("g", {}, ...xyAxes(scene)));
+    const line = drawn(node("line", { class: "cursor", y1: frame.top, y2: frame.bottom, visibility: "hidden" }));
+    svg.append(axes, line);
+    // The series are an image of their own over the frame, three frames wide: a browser pushes it without drawing it anew.
+    const dx = frame.left - 5, dy = frame.top - 5, across = 3 * width;
+    const layer = drawn(node("svg", { viewBox: `${-width} 0 ${across} ${scene.height}`, width: across, height: scene.height, "aria-hidden": "true" }, ...xySeries(scene)));
+    layer.style.cssText = `width: ${across}px; left: ${-width - dx}px; top: ${-dy}px`;
+    const over = el("div", { class: "over" }, layer);
+    over.style.cssText = `left: ${dx}px; top: ${dy}px; width: ${Math.max(0, frame.right - dx + 5)}px; height: ${frame.bottom - dy + 5}px`;
+    plot.replaceChildren(svg, over);
+
+    const stops = [...new Set(scene.shown.flatMap(s => [...s.x, ...s.marks.map(m => m.x)]))].filter(scene.inside).sort((a, b) => a - b);
     function show(value) {
       cursor = value;
       const at = x(value), near = v => Math.abs(x(v) - at) < 3;
       line.setAttribute("x1", at); line.setAttribute("x2", at); line.setAttribute("visibility", "visible");
       const found = [];
-      for (const s of shown) {
+      for (const s of scene.shown) {
         let best = -1;
         s.x.forEach((v, i) => { if (near(v) && s.mean[i] !== null && (best < 0 || Math.abs(v - value) < Math.abs(s.x[best] - value))) best = i; });
         if (best >= 0) found.push([s.mean[best], `${s.name} ${text(s.mean[best])}` + (s.low[best] === null ? "" : ` [${text(s.low[best])}, ${text(s.high[best])}]`)]);
@@ -185,77 +115,119 @@ function xyChart(host, views, title) {
       const more = found.length > 8 ? `; ${found.length - 8} more` : "";
       readout.textContent = `${view.x} ${text(value)}: ${found.slice(0, 8).map(f => f[1]).join("; ")}${more}`;
     }
+    svg.addEventListener("keydown", event => {
+      const act = {
+        ArrowLeft: () => event.shiftKey ? panBy(-.2) : move(-1), ArrowRight: () => event.shiftKey ? panBy(.2) : move(1),
+        PageUp: () => move(-20), PageDown: () => move(20), Home: () => move(-Infinity), End: () => move(Infinity),
+        "+": () => zoomBy(.5), "=": () => zoomBy(.5), "-": () => zoomBy(2), 0: () => choose(view, view.zooms[0]),
+      }[event.key];
+      if (!act || event.ctrlKey || event.metaKey) return;
+      event.preventDefault();
+      act();
+      plot.firstChild.focus();
+    });
+    function move(by) {
+      if (!stops.length) return;
+      const from = cursor === null ? (by > 0 ? -1 : stops.length) : stops.indexOf(cursor);
+      show(stops[clamp(from + by, 0, stops.length - 1)]);
+    }
+    if (view.band === "area") pushed(svg, axes, layer);
     svg.addEventListener("pointermove", event => {
+      if (event.buttons) return;
       const at = event.clientX - svg.getBoundingClientRect().left;
       let best = null;
       for (const v of stops) if (best === null || Math.abs(x(v) - at) < Math.abs(x(best) - at)) best = v;
       if (best !== null) show(best);
     });
-    svg.addEventListener("keydown", event => {
-      const by = { ArrowLeft: -1, ArrowRight: 1, PageUp: -20, PageDown: 20, Home: -Infinity, End: Infinity }[event.key];
-      if (by === undefined || !stops.length) return;
-      event.preventDefault();
-      const from = cursor === null ? (by > 0 ? -1 : stops.length) : stops.indexOf(cursor);
-      show(stops[Math.max(0, Math.min(stops.length - 1, from + by))]);
+    if (cursor !== null && stops.includes(cursor)) show(cursor); else { cursor = null; readout.textContent = ""; }
+  }
+
+  // Pushed along with a pointer, the series are moved as one piece and drawn anew when it is let go; two fingers zoom.
+  function pushed(svg, axes, layer) {
+    const { frame, x } = scene, held = new Map();
+    let start = 0, moved = 0, gap = 0;
+    const place = event => event.clientX - svg.getBoundingClientRect().left;
+    const apart = () => { const [a, b] = [...held.values()]; return Math.abs(a - b) || 1; };
+    svg.addEventListener("pointerdown", event => {
+      held.set(event.pointerId, place(event));
+      if (held.size === 1) { start = place(event); moved = gap = 0; }
+      if (held.size === 2) gap = apart();
+      svg.setPointerCapture(event.pointerId);
     });
-    if (cursor !== null && stops.includes(cursor)) show(cursor); else readout.textContent = "";
+    svg.addEventListener("pointermove", event => {
+      if (!held.has(event.pointerId)) return;
+      held.set(event.pointerId, place(event));
+      if (held.size !== 1 || gap) return;
+      const by = x.back(frame.left) - x.back(frame.left + place(event) - start);
+      const to = within([x.domain[0] + by, x.domain[1] + by]);
+      moved = x.raw(x.domain[0]) - x.raw(to[0]);
+      requestAnimationFrame(() => {
+        layer.style.transform = `translateX(${moved}px)`;
+        axes.replaceChildren(...xyAxes({ ...scene, x: scale(to, frame.left, frame.right, view.log) }).map(drawn));
+      });
+    });
+    const let_go = event => {
+      if (!held.has(event.pointerId)) return;
+      const factor = held.size === 2 ? gap / apart() : 1;
+      held.delete(event.pointerId);
+      if (factor !== 1) zoomBy(clamp(factor, .1, 10), x.back(place(event)));
+      else if (Math.abs(moved) > 1) { domain = within(x.domain.map(v => x.back(x.raw(v) - moved))); draw(); }
+    };
+    svg.addEventListener("pointerup", let_go);
+    svg.addEventListener("pointercancel", let_go);
+    svg.addEventListener("wheel", event => {
+      const sideways = Math.abs(event.deltaX) > Math.abs(event.deltaY);
+      if (!event.ctrlKey && !(sideways && domain)) return; // the page's own scrolling
+      event.preventDefault();
+      if (event.ctrlKey) zoomBy(2 ** (clamp(event.deltaY, -100, 100) / 100), x.back(place(event)));
+      else panBy(event.deltaX / (frame.right - frame.left));
+    }, { passive: false });
   }
   drawControls();
   draw();
   return draw;
 }
 
-function drawSeries(s, x, y, frame, band) {
-  const group = el("g", { class: colour(s.style) });
-  const px = s.x.map(v => x(v).toFixed(1));
-  const path = side => {
-    let d = "", pen = "M";
-    s[side].forEach((v, i) => { if (v === null) pen = "M"; else { d += `${pen}${px[i]} ${y(v).toFixed(1)}`; pen = "L"; } });
-    return d;
-  };
-  if (band === "area") {
-    const known = s.x.map((_, i) => i).filter(i => s.low[i] !== null);
-    const point = (side, i) => `${px[i]} ${y(s[side][i]).toFixed(1)}`;
-    if (known.length) group.append(el("path", { class: "area", d: `M${[...known.map(i => point("high", i)), ...known.reverse().map(i => point("low", i))].join("L")}Z` }));
-  } else {
-    s.x.forEach((_, i) => { if (s.low[i] !== null) group.append(el("path", { class: "line", d: `M${px[i]} ${y(s.low[i]).toFixed(1)}V${y(s.high[i]).toFixed(1)}` })); });
-  }
-  group.append(el("path", { class: "line", d: path("mean"), "stroke-dasharray": dash(s.style) }));
-  if (band === "bar" || s.x.length <= 20) s.mean.forEach((v, i) => { if (v !== null) group.append(dot(s.style, +px[i], y(v))); });
-  for (const m of s.marks) {
-    const at = m.y === null ? frame.top + 5 : Math.max(y(m.y), frame.top + 5);
-    group.append(el("path", { class: "mark", d: shape(MARKS[m.kind], x(m.x), at, 5) }, el("title", {}, m.text)));
-  }
-  return group;
-}
-
-function forestChart(host, content, title) {
+function forestChart(host, [view], title) {
   const plot = el("div");
   host.append(plot);
+  const draw = () => {
+    const width = plot.clientWidth, scene = forestScene(view, width);
+    plot.replaceChildren(image(width, scene.height, { "aria-label": `${title}: ${scene.label}` }, ...scene.nodes));
+  };
+  draw();
+  return draw;
+}
+
+function heatChart(host, views, title) {
+  let view = views[0], at = null;
+  const controls = el("div", { class: "controls" }), plot = el("div"), readout = el("output", { "aria-live": "polite" });
+  host.append(controls, plot, readout);
+  if (views.length > 1) controls.append(choice(`${title}: quantity`, views.map(v => v.name), 0, i => { view = views[i]; draw(); }));
   function draw() {
-    const width = plot.clientWidth, narrow = width < 600, row = narrow ? 62 : 44, height = content.rows.length * row + 46;
-    const frame = { left: 14, top: 4, right: width - 14, bottom: height - 40 };
-    const means = span([0, ...content.rows.map(r => r.mean)]), size = means[1] - means[0];
-    const ends = span([0, ...content.rows.flatMap(r => [r.mean, r.low, r.high])]);
-    const x = scale(wider([Math.max(ends[0], means[0] - size), Math.min(ends[1], means[1] + size)], .05), frame.left, frame.right);
-    const said = r => r.mean === null ? "no shared seed" : signed(r.mean) + (r.low === null ? " (1 seed, no interval)" : ` [${signed(r.low)}, ${signed(r.high)}]`)
-      + (r.p_holm === null ? "" : `, p ${r.p_holm < .0001 ? "< 0.0001" : "= " + r.p_holm.toFixed(4)}`);
-    const label = content.rows.map(r => `${r.name} ${said(r)}`).join("; ");
-    const svg = el("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": `${title}: ${label}` });
-    axes(svg, frame, x, null, content, false);
-    svg.append(el("line", { class: "zero", x1: x(0), x2: x(0), y1: frame.top, y2: frame.bottom }));
-    content.rows.forEach((r, i) => {
-      const at = frame.top + (i + 1) * row - 14, group = el("g", { class: colour(r.style) });
-      const inside = v => Math.max(frame.left - 10, Math.min(frame.right + 10, x(v)));
-      const numbers = said(r), room = Math.floor((width - 30) / 6.6) - (narrow ? 0 : numbers.length);
-      const name = r.name.length > room ? `${r.name.slice(0, Math.max(6, room - 1))}…` : r.name;
-      group.append(el("text", { x: frame.left, y: at - (narrow ? 30 : 13) }, name, el("title", {}, r.name)),
-        el("text", { class: "soft", y: at - 13, ...(narrow ? { x: frame.left } : { x: frame.right, "text-anchor": "end" }) }, numbers));
-      if (r.low !== null) group.append(el("path", { class: "line", d: `M${inside(r.low)} ${at}H${inside(r.high)}M${inside(r.low)} ${at - 4}v8M${inside(r.high)} ${at - 4}v8` }));
-      if (r.mean !== null) group.append(dot(r.style, x(r.mean), at, 5));
-      svg.append(group);
-    });
+    const width = plot.clientWidth, scene = heatScene(view, width), { frame, high, wide, strip } = scene;
+    const svg = image(width, scene.height, { tabindex: 0, "aria-label": `${title}: ${scene.label}. Arrow keys read the values.` }, ...scene.nodes);
+    const cursor = drawn(node("rect", { class: "cell", width: wide, height: high, visibility: "hidden" }));
+    svg.append(cursor);
     plot.replaceChildren(svg);
+    function show(step, layer) {
+      at = [clamp(step, 0, view.steps.length - 1), clamp(layer, 0, view.values.length - 1)];
+      for (const [key, value] of Object.entries({ x: frame.left + at[0] * wide, y: frame.top + at[1] * high, visibility: "visible" })) cursor.setAttribute(key, value);
+      const value = view.values[at[1]][at[0]], loss = view.loss[at[0]], said = v => v === null ? "not finite" : text(v);
+      readout.textContent = `step ${view.steps[at[0]]}, layer ${at[1]}: ${view.y} ${said(value)}; loss ${said(loss)}`;
+    }
+    svg.addEventListener("pointermove", event => {
+      const box = svg.getBoundingClientRect();
+      const step = Math.floor((event.clientX - box.left - frame.left) / wide), y = event.clientY - box.top;
+      if (y > strip.top && y < frame.bottom) show(step, Math.floor((y - frame.top) / high));
+    });
+    svg.addEventListener("keydown", event => {
+      const by = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+      if (!by) return;
+      event.preventDefault();
+      at === null ? show(0, 0) : show(at[0] + by[0], at[1] + by[1]);
+    });
+    if (at === null) readout.textContent = ""; else show(...at);
   }
   draw();
   return draw;
@@ -263,7 +235,7 @@ function forestChart(host, content, title) {
 
 const redraws = JSON.parse(document.getElementById("data").textContent).flatMap(sweep => sweep.figures).map(figure => {
   const place = document.getElementById(figure.id);
-  const chart = { xy: xyChart, forest: forestChart }[figure.kind];
+  const chart = { xy: xyChart, forest: forestChart, heat: heatChart }[figure.kind];
   return chart(place.querySelector(".chart"), figure.content, place.querySelector("h2").textContent);
 });
 let drawnAt = innerWidth;
