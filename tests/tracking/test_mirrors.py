@@ -323,6 +323,23 @@ def test_where_the_key_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert found() == ("online", None)
 
 
+def test_wandb_is_given_the_key_and_a_limit_to_its_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By itself it would ask at the terminal for a key that it does not find, and wait 90 s for a server."""
+    import wandb
+
+    given: dict[str, Any] = {}
+
+    def init(**arguments: Any) -> None:
+        given.update(arguments)
+        raise RuntimeError("no server")
+
+    monkeypatch.setattr(wandb, "init", init)
+    (tmp_path / "home" / ".netrc").write_text(f"machine api.wandb.ai login user password {KEY}\n")
+    mirrors = open_mirrors({"type": "wandb", "mode": "online", "init_timeout_s": 7}, info(tmp_path))
+    assert mirrors.state == "degraded: wandb: no server"
+    assert (given["settings"].api_key, given["settings"].init_timeout) == (KEY, 7)
+
+
 def test_online_without_a_key_stops_within_seconds_and_never_asks(tmp_path: Path) -> None:
     code = (
         "from andrea_ablate.tracking import check_logger\n"
@@ -371,7 +388,7 @@ def test_a_hanging_wandb_neither_slows_nor_stops_the_run(
 ) -> None:
     import wandb
 
-    from andrea_ablate.tracking import mirrors as module
+    from andrea_ablate.tracking import wandb as module
 
     release = threading.Event()
     monkeypatch.setattr(wandb.Run, "log", lambda run, row: release.wait(30))

@@ -1,5 +1,6 @@
 """The local record of every run, and its optional mirrors (CSV, TensorBoard, Weights & Biases)."""
 
+from andrea_ablate.tracking import wandb  # noqa: F401 (importing it registers the logger)
 from andrea_ablate.tracking.mirrors import LOGGERS, Mirror, MirrorInfo, Mirrors, check_logger, open_mirrors
 from andrea_ablate.tracking.plans import Plan
 from andrea_ablate.tracking.store import (

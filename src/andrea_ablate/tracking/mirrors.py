@@ -6,23 +6,19 @@ becomes a mirror that takes the run's rows. `Mirrors` switches a mirror off at i
 
 from __future__ import annotations
 
-import configparser
 import contextlib
 import csv
 import importlib
 import io
 import logging
-import netrc
-import os
 import queue
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
-from andrea_ablate.registry import ConfigError, Registry, nearest
+from andrea_ablate.registry import ConfigError, Registry
 from andrea_ablate.tracking.store import plain, write_atomic
 
 _log = logging.getLogger("andrea_ablate")
@@ -130,7 +126,7 @@ class _Csv:
 # --- mirrors that may be slow ---
 
 
-class _Background:
+class Background:
     """Feeds a mirror from a thread, so that a slow or hanging service costs the training loop nothing.
 
     Args:
@@ -207,7 +203,7 @@ class TensorBoardLogger:
         """Append to the event files; steps after the history's last are purged, since they will come again."""
         purge = 1 + max((row["step"] for row in history if "step" in row), default=-1) if info.resumed else None
         writer = self._writer(log_dir=str(info.folder / "tensorboard"), purge_step=purge, flush_secs=5)
-        return _Background(_TensorBoard(writer), timeout_s=30)
+        return Background(_TensorBoard(writer), timeout_s=30)
 
 
 class _TensorBoard:
@@ -221,152 +217,6 @@ class _TensorBoard:
 
     def finish(self, summary: dict[str, Any], status: str) -> None:
         self._writer.close()
-
-
-# --- Weights & Biases ---
-
-# Quiet, quick and discreet: no console capture, no code, git, host, command line or package list, no system monitor.
-# A later run of a process starts in about 15 ms this way, and in 150 ms with W&B's own defaults.
-_WANDB_SETTINGS: dict[str, Any] = {
-    "console": "off",
-    "quiet": True,
-    "silent": True,
-    "host": "",
-    "save_code": False,
-    "disable_code": True,
-    "disable_git": True,
-    "disable_job_creation": True,
-    "label_disable": True,
-    "symlink": False,
-    "x_disable_machine_info": True,
-    "x_disable_meta": True,
-    "x_disable_stats": True,
-    "x_disable_viewer": True,
-    "x_save_requirements": False,
-    "finish_timeout": 60.0,
-    "finish_timeout_raises": True,
-}
-_WANDB_MODES = ("auto", "online", "offline")
-_FINISH_S = 75.0  # a little more than W&B waits by itself (finish_timeout above)
-
-
-@LOGGERS.register("wandb")
-class WandbLogger:
-    """Weights & Biases, online or into ``wandb/`` of the run's folder (send that later with ``wandb sync``).
-
-    Args:
-        project: W&B project.
-        entity: user or team; None is the account's default.
-        mode: ``online``, ``offline``, or ``auto``: what WANDB_MODE (or ``wandb offline``) says, else online if an API
-            key is known, else offline. Never a prompt.
-        init_timeout_s: longest wait for the server when a run starts, in seconds, > 0.
-    Raises: ConfigError when wandb is missing, a value is not allowed, or ``online`` is asked for without an API key.
-    """
-
-    def __init__(
-        self,
-        *,
-        project: str = "andrea_ablate",
-        entity: str | None = None,
-        mode: str = "auto",
-        init_timeout_s: float = 20.0,
-    ) -> None:
-        try:
-            self._wandb: Any = importlib.import_module("wandb")
-            self._wandb.init  # noqa: B018 (a folder ./wandb with runs imports as an empty package)
-        except (ImportError, AttributeError):
-            raise ConfigError(
-                "logger: type=wandb needs the wandb package; run `pip install wandb` or choose logger=none"
-            ) from None
-        if mode not in _WANDB_MODES:
-            raise ConfigError(
-                f"logger: mode='{mode}' is not one of {', '.join(_WANDB_MODES)}{nearest(str(mode), _WANDB_MODES)}"
-            )
-        if not 1 <= len(project) <= 128 or set(project) & set("/\\#?%:"):
-            raise ConfigError(rf"logger: project='{project}' must have 1 to 128 characters and none of / \ # ? % :")
-        if not init_timeout_s > 0:
-            raise ConfigError(f"logger: init_timeout_s={init_timeout_s} must be more than 0 seconds")
-        stored = _wandb_files()
-        wish = os.environ.get("WANDB_MODE") or stored.get("mode", "") if mode == "auto" else mode
-        wish = {"run": "online", "dryrun": "offline"}.get(wish, wish)
-        key = _wandb_key(stored, self._wandb)
-        has_key = bool(key or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"))
-        if wish == "online" and not has_key:
-            asked = f"mode={mode}" if mode == "online" else "WANDB_MODE=online"
-            raise ConfigError(
-                f"logger: {asked} needs a W&B API key and none is known; run `wandb login`, set WANDB_API_KEY, or "
-                "choose logger.mode=offline"
-            )
-        self.mode = wish if wish in ("online", "offline", "disabled") else "online" if has_key else "offline"
-        self.secret = key
-        self._project, self._entity, self._init_timeout_s = project, entity, init_timeout_s
-
-    def open(self, info: MirrorInfo, history: Iterable[Row]) -> Mirror | None:
-        """Start or continue the W&B run of the same id."""
-        if self.mode == "disabled":
-            return None
-        known = self._wandb.Settings.model_fields  # which settings exist depends on the version
-        settings = {name: value for name, value in _WANDB_SETTINGS.items() if name in known}
-        if self.mode == "online" and self.secret:
-            settings["api_key"] = self.secret  # wandb asks at the terminal for a key that it does not find by itself
-        run = self._wandb.init(
-            id=info.run_id,
-            # W&B refuses longer texts; the whole name is in the record.
-            name=info.name[:128],
-            group=info.group[:128],
-            tags=list(dict.fromkeys(tag[:64] for tag in info.tags if tag)),
-            job_type=info.job_type,
-            project=self._project,
-            entity=self._entity,
-            config=info.config,
-            dir=str(info.folder),
-            mode=self.mode,
-            resume="allow" if info.resumed else None,
-            reinit="create_new",  # runs of one process never share a W&B run, nor the one the caller may have open
-            settings=self._wandb.Settings(**settings, init_timeout=self._init_timeout_s),
-        )
-        # W&B's own counter only grows, and drops what comes with a lower step: steps done again after a resume.
-        run.define_metric("*", step_metric="step")
-        _log.info("wandb: %s", run.url if self.mode == "online" else f"offline in {info.folder / 'wandb'}")
-        return _Background(_Wandb(run), timeout_s=_FINISH_S)
-
-
-class _Wandb:
-    def __init__(self, run: Any) -> None:
-        self._run = run
-
-    def log(self, row: Row) -> None:
-        self._run.log(row)
-
-    def finish(self, summary: dict[str, Any], status: str) -> None:
-        self._run.summary.update({**summary, "status": status})
-        self._run.finish(exit_code=0 if status == "finished" else 1)
-
-
-def _wandb_files() -> dict[str, str]:
-    """What W&B's settings files say (``wandb login --host``, ``wandb offline``): base_url, mode, api_key …"""
-    folder = Path(os.environ.get("WANDB_CONFIG_DIR") or os.path.expanduser("~/.config/wandb"))
-    parser = configparser.ConfigParser(interpolation=None)
-    with contextlib.suppress(configparser.Error, OSError, UnicodeDecodeError):
-        parser.read([folder / "settings", Path(os.environ.get("WANDB_DIR") or ".") / "wandb" / "settings"])
-    return dict(parser["default"]) if parser.has_section("default") else {}
-
-
-def _wandb_key(stored: Mapping[str, str], wandb: Any) -> str | None:
-    """The API key that W&B would use, found without asking anybody; None if there is none."""
-    if key := os.environ.get("WANDB_API_KEY"):
-        return key
-    url = os.environ.get("WANDB_BASE_URL") or stored.get("base_url")
-    # The default server has had two names, and older logins are filed under the first.
-    hosts = [urlsplit(url).netloc] if url else [urlsplit(wandb.Settings().base_url).netloc, "api.wandb.ai"]
-    files = [os.environ["NETRC"]] if os.environ.get("NETRC") else ["~/.netrc", "~/_netrc"]
-    for file in files:
-        with contextlib.suppress(OSError, netrc.NetrcParseError):
-            entries = netrc.netrc(os.path.expanduser(file))
-            for host in hosts:
-                if (entry := entries.authenticators(host)) and entry[2]:
-                    return entry[2]
-    return stored.get("api_key")
 
 
 # --- the fan-out ---
