@@ -36,6 +36,14 @@ def test_the_published_size_fits_untied_weights_and_a_position_table_alone() -> 
     told = {finding.name: finding.value for finding in made.reported}
     assert told["designs that round to the published 98.7 million"] == 4
     assert told["what all of these have"] == "untied, position table"
+    left = {name: value for name, value in told.items() if name.startswith("of these, ")}
+    # By hand: gains and biases of 25 norms of 768; biases of 12 MLPs, 3072 and 768 wide.
+    assert list(left.values()) == [
+        f"untied, no biases, norms with gain and bias, position table ({98_698_752 + 25 * 2 * 768:,})",
+        f"untied, biases of the MLP, norms without parameters, position table ({98_698_752 + 12 * (3072 + 768):,})",
+        "none",
+        "untied, no biases, norms without parameters, position table (98,698,752)",
+    ]
     assert made.verdict is Verdict.CONTRADICTED
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +14,11 @@ from andrea_ablate.claims.probes.inside import (
     between_layers,
     decodable,
     log_z,
+    loss,
     position_by_layer,
     profile,
+    recall,
     skip_losses,
-    skipped,
     step_cosines,
     streams,
 )
@@ -56,17 +60,51 @@ def test_the_token_is_decoded_and_the_one_before_is_not_yet_before_attention() -
     assert between_layers({"a": [0.0, 1.0], "b": [0.5, 0.5]}) == 0.125
 
 
+def test_recall_is_what_the_second_of_two_copies_gains() -> None:
+    class Copier:
+        """Sure of the successor of a token that it saw within its reach, else of nothing, among 100 tokens."""
+
+        def __init__(self, reach: int) -> None:
+            self.reach = reach
+
+        def __call__(self, tokens_NL: torch.Tensor) -> torch.Tensor:
+            logits_NLV = torch.zeros(*tokens_NL.shape, 100)
+            for row, tokens in enumerate(tokens_NL.tolist()):
+                for at, token in enumerate(tokens):
+                    for i in range(max(0, at + 1 - self.reach), at):
+                        if tokens[i] == token:
+                            logits_NLV[row, at, tokens[i + 1]] = 100.0
+            return logits_NLV
+
+    tokens_NL = torch.stack([torch.randperm(100, generator=torch.Generator().manual_seed(i))[:14] for i in range(3)])
+    for reach, gain in ((99, math.log(100)), (7, math.log(100)), (6, 0.0)):  # 13 tokens: the copies are 6 apart
+        copier: Any = Copier(reach)
+        assert recall(copier, tokens_NL) == pytest.approx(gain, abs=1e-6)
+    assert abs(recall(model(), zipf_tokens(model(), seed=0, batch=64))) < 0.05  # untrained: nothing
+
+
+@contextmanager
+def skipped(block: torch.nn.Module) -> Iterator[None]:
+    """While it lasts, the block hands on what it is given."""
+    handle = block.register_forward_hook(lambda _, args, out: args[0])
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
 def test_a_block_left_out() -> None:
     tokens_NL = zipf_tokens(model(), seed=0, batch=8)
     whole = model()
     assert max(map(abs, skip_losses(silence(model()), tokens_NL))) == 0
     assert max(map(abs, skip_losses(whole, tokens_NL))) > 1e-4
-    before = streams(whole, tokens_NL)
-    with skipped(whole.blocks[1]):
-        inside = streams(whole, tokens_NL)
-    torch.testing.assert_close(inside[1], before[1])
-    assert not torch.equal(inside[2], before[2])
-    torch.testing.assert_close(streams(whole, tokens_NL)[3], before[3])  # and it is back
+    before, loss_of_whole = streams(whole, tokens_NL), loss(whole, tokens_NL)
+    risen = []
+    for block in whole.blocks:
+        with skipped(block):
+            risen.append(loss(whole, tokens_NL) - loss_of_whole)
+    assert skip_losses(whole, tokens_NL) == pytest.approx(risen, abs=1e-7)
+    torch.testing.assert_close(streams(whole, tokens_NL)[3], before[3])  # and every block is back
     assert step_cosines(silence(model()), tokens_NL) == pytest.approx([1, 1, 1])
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +14,10 @@ from andrea_ablate.claims import ledger as ledger_module
 from andrea_ablate.claims import results
 from andrea_ablate.claims import run as run_module
 from andrea_ablate.claims.claim import Claim, Finding, Measurement, Verdict
-from andrea_ablate.claims.decide import exact
+from andrea_ablate.claims.decide import exact, told
 from andrea_ablate.claims.report import PAGE, markdown, number, sentence
 from andrea_ablate.claims.results import Result, code_of, firmest, read, write
-from andrea_ablate.claims.run import plan, run
+from andrea_ablate.claims.run import Task, plan, run
 from andrea_ablate.composition import resource_root
 
 CLAIM = Claim("a", "L1", "ffn", "identity", "it is four", "", "", ("R-EXACT",), ("C0",))
@@ -28,6 +30,10 @@ def four(claim: Claim) -> Measurement:
 
 def five(claim: Claim) -> Measurement:
     return Measurement(worded=(exact("it", 5, equals=4),))
+
+
+def process(claim: Claim) -> Measurement:
+    return Measurement(worded=(exact("it", 4, equals=4),), reported=(told("process", os.getpid()),))
 
 
 @pytest.fixture
@@ -68,6 +74,25 @@ def test_another_verdict_is_said(measured: Callable[[object], None]) -> None:
     assert run(plan([CLAIM], "cpu", 60).now, lambda line: None) == ["a: SUPPORTED before, CONTRADICTED now"]
 
 
+@pytest.mark.slow  # starts two processes
+def test_processes_measure_what_one_does_and_what_is_timed_stays_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "folder", lambda: tmp_path)
+    claims = [ledger_module.claim_of(name) for name in ("ln-moments", "gelu-regimes", "head-product-free")]
+    lines: list[str] = []
+    for jobs in (1, 2):
+        assert run(plan(claims, "cpu", 1e9, again=True).now, lines.append, jobs) == []
+    first, second = ({line.split()[0]: line.split()[1] for line in part} for part in (lines[:3], lines[3:]))
+    assert first == second and len(first) == 3
+    timed = Task(replace(CLAIM, rule=("R-SYS",)), "C0", process, "hash", None)
+    ((_, here),) = run_module._results([timed], "", 2)
+    ((_, there),) = run_module._results([replace(timed, claim=CLAIM)], "", 2)
+    assert isinstance(here, Result) and isinstance(there, Result)
+    own, other = (made.measurement.reported[0].value for made in (here, there))
+    assert own == os.getpid() != other
+
+
 def test_a_measurement_that_fails_is_said_and_keeps_the_result(measured: Callable[[object], None]) -> None:
     def broken(claim: Claim) -> Measurement:
         raise ValueError("no such layer")
@@ -80,6 +105,20 @@ def test_a_measurement_that_fails_is_said_and_keeps_the_result(measured: Callabl
 
 def test_what_does_not_fit_the_budget_is_left(measured: object) -> None:
     assert plan([CLAIM], "cpu", 1).later == ["a"]
+
+
+def test_make_claims_leaves_none_out_for_want_of_time(measured: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a claim took is another machine's time, so no sum of such times may cut one off."""
+    (line,) = (line for line in (resource_root() / "Makefile").read_text().splitlines() if "claims run" in line)
+    words = line.split(";")[0].split("andrea_ablate.claims ")[1].split()
+    planned: list[run_module.Plan] = []
+    monkeypatch.setattr(run_module, "run", lambda tasks, say, jobs: [])
+    monkeypatch.setattr(run_module, "plan", lambda *given: planned.append(plan(*given)) or planned[-1])
+    slow = Result("a", "C0", Verdict.SUPPORTED, four(CLAIM), "hash", 1e6, "2026-01-01", "", {})
+    write(CLAIM, slow)
+    monkeypatch.setattr(command, "_chosen", lambda given: [CLAIM, GPU])
+    assert command.main(words) == 0
+    assert ([task.claim.id for task in planned[0].now], planned[0].later) == (["a"], [])
 
 
 def test_a_claim_without_measurement_is_a_gap_unless_it_needs_a_gpu(measured: object) -> None:
@@ -122,6 +161,7 @@ def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["show", "res-delta"]) == 2
     assert "did you mean 'res-delta-sum'" in capsys.readouterr().err
     assert command.main(["run", "ln-moments", "--budget", "ten"]) == 2
+    assert command.main(["run", "ln-moments", "--jobs", "0"]) == 2
 
 
 @pytest.mark.slow  # takes long for what it holds: `make test` is to stay short

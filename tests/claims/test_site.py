@@ -40,6 +40,22 @@ def test_advice_is_made_of_the_verdict() -> None:
     assert "f0 1; f1 1; f2 1 and 2 more;" in site.advice(CLAIM, result(Measurement(many)))
 
 
+def test_the_decision_page_begins_with_how_far_its_verdicts_reach() -> None:
+    exact_one, unmeasured = (CLAIM, result(Measurement((exact("it", 4, equals=4),)))), (CLAIM, None)
+    head = site._choose([exact_one, exact_one, unmeasured]).split("## ")[0]
+    assert "What the 3 claims say" in head
+    assert f"- 2 reach so far: exact, whatever is trained; {site.LIMITS['C0']}." in head
+    assert "- 1 are not measured here" in head and "at toy size" not in head
+    assert site.LIMITS.keys() == site.REACH.keys()
+
+
+def test_a_claim_names_the_experiments_that_bear_its_id() -> None:
+    assert site.experiments()["ratio-small-hurts"] == ["ffn_basin", "ffn_ratio"]
+    assert set(site.experiments()) <= set(ledger())
+    page = "\n".join(site._claim(claim_of("mqa-loses"), None))
+    assert "- *Experiment*: `python -m andrea_ablate experiments=kv_heads` (`experiments/kv_heads.yaml`)" in page
+
+
 def test_intervals_are_drawn_to_scale() -> None:
     pair = (Finding("a <b>", 2.0, low=1.0, high=3.0), Finding("c", 5.0, low=4.0, high=5.0), Finding("no interval", 1.0))
     drawn = intervals.svg(pair)

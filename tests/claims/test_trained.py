@@ -12,9 +12,23 @@ import pytest
 import torch
 
 from andrea_ablate.claims.claim import Finding, Verdict
-from andrea_ablate.claims.ledger import claim_of, measures_of
+from andrea_ablate.claims.ledger import claim_of, ledger, measures_of
 from andrea_ablate.claims.probes import trained as probe
-from andrea_ablate.claims.probes.trained import SEEDS, SELECTION, Trained, excess, fair, highest_stable, ids, tuned
+from andrea_ablate.claims.probes.trained import (
+    BENCHES,
+    SEEDS,
+    SELECTION,
+    Trained,
+    at_scale,
+    bounds,
+    excess,
+    fair,
+    highest_stable,
+    ids,
+    lrs,
+    tuned,
+    wide,
+)
 from andrea_ablate.composition import compose
 from andrea_ablate.config import RunConfig
 
@@ -83,23 +97,26 @@ def test_sensitivity_and_the_largest_stable_rate() -> None:
     assert ids(runs) == ("9-0", "3-0", "3.5-0", "2-0", "2.5-0")
 
 
-def plant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, loss: Callable[[RunConfig], float]) -> None:
-    """Let runs end at planted losses, without training: best at 8e-3, a little noise by seed; models stay untrained."""
-    whole = probe._design.__wrapped__
+def plant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, loss: Callable[[RunConfig], float]) -> list[str]:
+    """Let runs end at planted losses, without training: best at the middle of the grid, a little noise by seed; models
+    stay untrained and small. Returns: the sizes that were asked for.
+    """
+    whole, asked = probe._design.__wrapped__, []
 
     @lru_cache
-    def design(overrides: tuple[str, ...]) -> RunConfig:
-        small = ("model.d_model=16", "data=synthetic", "data.seq_len=16", "model.max_seq_len=64")
-        made = whole((*small, "data.n_tokens=60000", *overrides, f"paths.cache={tmp_path}"))
+    def design(overrides: tuple[str, ...], scale: str) -> RunConfig:
+        small = ("model.d_model=16", "model.n_heads=4", "data=synthetic", "data.seq_len=16", "model.max_seq_len=64")
+        asked.append(BENCHES[scale].base[0])
+        made = whole((*small, "data.n_tokens=60000", *overrides, f"paths.cache={tmp_path}"), scale)
         assert isinstance(made, RunConfig)
         return made
 
     def run(cfg: RunConfig, *, wait: bool) -> dict[str, object]:
         noise = 1e-4 * ((cfg.seed * 7919) % 13)
-        ends = loss(cfg) + math.log2(cfg.optim["lr"] / 8e-3) ** 2 / 10 + noise
+        ends = loss(cfg) + math.log2(cfg.optim["lr"] / lrs()[2]) ** 2 / 10 + noise
         bands = {
-            "val_256/loss_from_32": ends,
-            "val_256/loss_from_128": ends + (cfg.model.pos["type"] != "alibi") + noise,
+            "val_64/loss_from_8": ends,
+            "val_64/loss_from_32": ends + (cfg.model.pos["type"] != "alibi") + noise,
         }
         name = f"{cfg.name} {cfg.seed} {cfg.optim['lr']:g}"
         record = {
@@ -115,11 +132,14 @@ def plant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, loss: Callable[[RunCo
     monkeypatch.setattr(probe, "_design", design)
     monkeypatch.setattr(probe, "run", run)
     monkeypatch.setattr(Trained, "model", Trained.untrained)
+    return asked
 
 
-def verdict(claim_id: str) -> Verdict:
+def verdict(claim_id: str, at: str = "") -> Verdict:
     claim = claim_of(claim_id)
-    made = measures_of(claim)[claim.scale[0]](claim)
+    at = at or claim.scale[0]
+    with at_scale(at):
+        made = measures_of(claim)[at](claim)
     assert made.worded and (made.run_ids or claim_id == "swiglu-cheaper")
     return made.verdict
 
@@ -151,6 +171,7 @@ PLANTED: dict[str, tuple[Callable[[RunConfig], float], Verdict]] = {
     "sin-dilutes": (lambda cfg: 2.0, V.CONTRADICTED),
     "one-epoch-no-gap": (lambda cfg: 2.0, V.SUPPORTED),
     "zloss-controls-z": (lambda cfg: 2.0, V.NO_EFFECT),
+    "swa-few-global": (lambda cfg: 2.0, V.NO_EFFECT),  # as good as all global, and nothing recalls anything
 }
 
 
@@ -166,6 +187,43 @@ def test_planted_losses_give_the_planted_verdict(
     loss, expected = PLANTED[claim_id]
     plant(monkeypatch, tmp_path, loss)
     assert verdict(claim_id) is expected
+
+
+TRAINED_ON_A_GPU = [
+    claim.id for claim in ledger().values() if claim.kind == "training" and claim.scale[:2] == ("C1", "G1")
+]
+
+
+@pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
+@pytest.mark.parametrize("claim_id", TRAINED_ON_A_GPU)
+def test_at_the_larger_scale_the_same_measurement_trains_the_larger_size(
+    claim_id: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    loss, expected = PLANTED[claim_id]
+    asked = plant(monkeypatch, tmp_path, loss)
+    assert verdict(claim_id, "G1") is expected
+    assert set(asked) == {"size=andrea_12m"}
+
+
+def test_a_claim_that_a_gpu_decides_firmly_has_its_measurement_there() -> None:
+    assert len(TRAINED_ON_A_GPU) == 13
+    for name in TRAINED_ON_A_GPU:
+        assert set(measures_of(claim_of(name))) == {"C1", "G1"}, name
+
+
+def test_a_scale_is_a_size_a_grid_and_the_margins_of_its_own() -> None:
+    claim = claim_of("ratio-small-hurts")
+    assert (probe.baseline().model.d_model, lrs(), bounds(claim)["margin"]) == (64, BENCHES["C1"].lrs, 0.03)
+    with at_scale("G1"):
+        cfg = probe.baseline()
+        assert (cfg.model.d_model, cfg.data.seq_len, cfg.trainer.accelerator) == (384, 256, "cuda")
+        assert (cfg.model.pos["type"], probe._design(("pos=sine",), "G1").model.pos["type"]) == ("rope", "sine")
+        assert (lrs(), wide()[-2:], bounds(claim)) == (
+            BENCHES["G1"].lrs,
+            (16e-3, 32e-3),
+            {"delta": 0.02, "margin": 0.01},
+        )
+    assert lrs() == BENCHES["C1"].lrs
 
 
 @pytest.mark.slow  # takes long for what it holds: `make test` is to stay short

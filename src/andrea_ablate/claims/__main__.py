@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import sys
 from collections.abc import Sequence
@@ -84,8 +85,11 @@ def _line(finding: Finding) -> str:
 def _run(given: argparse.Namespace) -> int:
     from andrea_ablate.claims.run import plan, run
 
+    if given.jobs < 1:
+        raise ConfigError(f"--jobs={given.jobs} must be at least 1")
     claims = [claim_of(name) for name in given.ids] or _chosen(given)
-    planned = plan(claims, given.scale, _seconds(given.budget), given.again)
+    budget_s = math.inf if given.budget is None else _seconds(given.budget)
+    planned = plan(claims, given.scale, budget_s, given.again)
     for what, ids in (
         (f"no scale at hand with --scale {given.scale}", planned.beyond),
         ("no measurement written yet", planned.unwritten),
@@ -95,7 +99,7 @@ def _run(given: argparse.Namespace) -> int:
         if ids:
             print(f"{len(ids)} claims, {what}: {' '.join(ids)}")
     print(f"{len(planned.now)} to measure, about {sum(task.seconds for task in planned.now):.0f} s", flush=True)
-    trouble = run(planned.now, lambda line: print(line, flush=True))
+    trouble = run(planned.now, lambda line: print(line, flush=True), given.jobs)
     for line in trouble:
         print(line, file=sys.stderr)
     return 1 if trouble else 0
@@ -134,7 +138,8 @@ def _parser() -> argparse.ArgumentParser:
     done = commands.add_parser("run", help="measure what was not measured yet, or by other code")
     done.add_argument("ids", nargs="*", metavar="ID", help="claims; without any, all")
     done.add_argument("--scale", choices=list(MACHINES), default="cpu", help="what is at hand (default: cpu)")
-    done.add_argument("--budget", default="10m", help="stop planning beyond this CPU time, as 10m (default)")
+    done.add_argument("--budget", help="plan no more CPU time than this, as 10m (default: measure all)")
+    done.add_argument("--jobs", type=int, default=1, help="claims at once, as processes that share the cores")
     done.add_argument("--again", action="store_true", help="measure what is current too")
     for command in (listed, done):
         command.add_argument("--kind", choices=KINDS)

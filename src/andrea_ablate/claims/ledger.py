@@ -74,7 +74,10 @@ def measures_of(claim: Claim) -> dict[str, Measure]:
         return {claim.scale[0]: measure_cells}
     names = {scale: claim.id if scale == claim.scale[0] else f"{claim.id}@{scale}" for scale in claim.scale}
     written = set(MEASURES.names())
-    return {scale: MEASURES.get(name) for scale, name in names.items() if name in written}
+    found = {scale: MEASURES.get(name) for scale, name in names.items() if name in written}
+    if claim.kind == "training" and "G1" in claim.scale and "C1" in found:
+        found.setdefault("G1", found["C1"])  # it trains what the scale says, see probes/trained.py
+    return found
 
 
 def _claim(topic: str, row: Mapping[str, Any]) -> Claim:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -152,19 +151,3 @@ def codes(item: Any) -> Iterator[types.CodeType]:
         code = waiting.pop()
         yield code
         waiting += [const for const in code.co_consts if isinstance(const, types.CodeType)]
-
-
-def commit() -> str:
-    """The commit of the checkout, ``+`` for one with changes to its sources; empty outside of a checkout."""
-    command = ["git", "-C", str(resource_root())]
-    try:
-        head = subprocess.run([*command, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True)
-        changed = subprocess.run(
-            [*command, "status", "--porcelain", "--untracked-files=no", "--", "src", "conf"],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-    return head.stdout.strip() + ("+" if changed.stdout.strip() else "")

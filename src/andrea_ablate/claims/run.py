@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from datetime import date
+from multiprocessing import active_children, get_context
 
+from andrea_ablate.checkout import commit
 from andrea_ablate.claims.claim import DECIDED, Claim
 from andrea_ablate.claims.ledger import Measure, measures_of
-from andrea_ablate.claims.results import Result, code_of, commit, read, write
+from andrea_ablate.claims.results import Result, code_of, read, write
 
 log = logging.getLogger("andrea_ablate")
 # CPU seconds that a claim is planned with before it has ever run.
@@ -71,37 +75,74 @@ def plan(claims: Sequence[Claim], machine: str, budget_s: float, again: bool = F
     return made
 
 
-def run(tasks: Sequence[Task], say: Callable[[str], None] = print) -> list[str]:
+def run(tasks: Sequence[Task], say: Callable[[str], None] = print, jobs: int = 1) -> list[str]:
     """Measure and store each task; one that fails leaves its result as it was and the others to be measured.
 
+    Args:
+        jobs: processes, each with its share of the cores. What is timed is measured alone, after the rest.
     Returns: a sentence for each that failed, and for each decided verdict that is now another decided one.
     """
-    from andrea_ablate.machine import versions
-
-    trouble, at_commit = [], commit()
-    for task in tasks:
-        started = time.process_time()
-        try:
-            measurement = task.measure(task.claim)
-        except Exception as error:
-            log.debug("%s", task.claim.id, exc_info=True)
-            trouble.append(f"{task.claim.id}: {type(error).__name__}: {error}")
-            say(f"{task.claim.id:<24} failed: {error}")
+    trouble, at_commit = [], commit() or ""
+    for task, result in _results(tasks, at_commit, jobs):
+        if isinstance(result, str):
+            trouble.append(f"{task.claim.id}: {result}")
+            say(f"{task.claim.id:<24} failed: {result}")
             continue
-        result = Result(
-            claim=task.claim.id,
-            at=task.at,
-            verdict=measurement.verdict,
-            measurement=measurement,
-            code=task.code,
-            cpu_s=time.process_time() - started,
-            date=date.today().isoformat(),
-            commit=at_commit,
-            versions=versions(),
-        )
         write(task.claim, result)
         say(f"{result.claim:<24} {result.verdict:<16} {result.cpu_s:7.1f} s")
         before = task.last.verdict if task.last else None
         if before in DECIDED and result.verdict in DECIDED and before != result.verdict:
             trouble.append(f"{result.claim}: {before} before, {result.verdict} now")
     return trouble
+
+
+def _results(tasks: Sequence[Task], at_commit: str, jobs: int) -> Iterator[tuple[Task, Result | str]]:
+    """Each task with its result as it is there, or with why there is none."""
+    apart = [task for task in tasks if jobs > 1 and "R-SYS" not in task.claim.rule]
+    if apart:
+        context, share = get_context("spawn"), max(1, (os.cpu_count() or 1) // jobs)
+        with ProcessPoolExecutor(jobs, context, initializer=_take_threads, initargs=(share,)) as pool:
+            # The longest first, so that no process ends long after the others.
+            ordered = sorted(apart, key=lambda task: -task.seconds)
+            waiting = {pool.submit(_measured, task, at_commit): task for task in ordered}
+            try:
+                for done in as_completed(waiting):
+                    yield waiting[done], done.result()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                for process in active_children():  # a run takes this as the wish to stop, and can be gone on with
+                    process.terminate()
+                raise
+    for task in tasks:
+        if task not in apart:
+            yield task, _measured(task, at_commit)
+
+
+def _take_threads(count: int) -> None:
+    import torch
+
+    torch.set_num_threads(count)
+
+
+def _measured(task: Task, at_commit: str) -> Result | str:
+    from andrea_ablate.claims.probes.trained import at_scale
+    from andrea_ablate.machine import versions
+
+    started = time.process_time()
+    try:
+        with at_scale(task.at):
+            measurement = task.measure(task.claim)
+    except Exception as error:
+        log.debug("%s", task.claim.id, exc_info=True)
+        return f"{type(error).__name__}: {error}"
+    return Result(
+        claim=task.claim.id,
+        at=task.at,
+        verdict=measurement.verdict,
+        measurement=measurement,
+        code=task.code,
+        cpu_s=time.process_time() - started,
+        date=date.today().isoformat(),
+        commit=at_commit,
+        versions=versions(),
+    )

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from andrea_ablate.choices import class_of, describe, registries
 from andrea_ablate.claims.claim import RULES, Claim, Finding, Verdict
@@ -63,6 +67,15 @@ REACH = {
     "C1": "at toy size, on a CPU",
     "G1": "at 12M to 120M parameters",
     "GD": "at full scale",
+}
+
+# What a verdict that reaches so far does not say.
+LIMITS = {
+    "CFG": "what is common, not what is better",
+    "C0": "it holds for a model of any size, and says nothing about losses",
+    "C1": "how a design begins to learn; a difference there may grow, vanish or turn round at the size of your model",
+    "G1": "near the sizes of the lesson, for the tokens that were trained",
+    "GD": "at the size and the tokens that were trained",
 }
 
 
@@ -126,6 +139,10 @@ def _claim(claim: Claim, result: Result | None) -> list[str]:
     if claim.citation:
         lines.append(f"- *Source*: {claim.citation}")
     lines += [f"- *Code*: {line}" for line in code_lines(claim)]
+    lines += [
+        f"- *Experiment*: `python -m andrea_ablate experiments={name}` (`experiments/{name}.yaml`)"
+        for name in experiments().get(claim.id, ())
+    ]
     lines.append("")
     if result is None:
         reason = sentence(claim, None)
@@ -146,6 +163,16 @@ def _claim(claim: Claim, result: Result | None) -> list[str]:
     runs = f", runs {' '.join(made.run_ids)}" if made.run_ids else ""
     lines += ["", f"`{result.command}`: {REACH[result.at]}; {result.date}, commit {result.commit}{runs}.", ""]
     return lines
+
+
+@lru_cache
+def experiments() -> dict[str, list[str]]:
+    """Claim -> the experiments that bear its id as a tag, whose sweep shows it at whatever size is asked for."""
+    found: dict[str, list[str]] = {}
+    for path in sorted((resource_root() / "experiments").glob("*.yaml")):
+        for tag in yaml.safe_load(path.read_text(encoding="utf-8")).get("tags", ()):
+            found.setdefault(tag, []).append(path.stem)
+    return found
 
 
 def _rule(claim: Claim) -> str:
@@ -202,7 +229,20 @@ def _place(item: Any) -> str:
 
 
 def _choose(found: Sequence[tuple[Claim, Result | None]]) -> str:
-    lines = ["# Choose for your model", ""]
+    reached = Counter(result.at for _, result in found if result)
+    without = [claim for claim, result in found if result is None]
+    lines = [
+        "# Choose for your model",
+        "",
+        f"What the {len(found)} claims say about a choice, by topic, and how far that reaches:",
+        "",
+        *(f"- {reached[at]} reach so far: {words}; {LIMITS[at]}." for at, words in REACH.items() if reached[at]),
+        f"- {len(without)} are not measured here: nothing below speaks for them or against them.",
+        "",
+        "An interval that holds two answers is not decided; it does not say that there is no difference. What makes no "
+        "difference beyond the margin does so at the size at which it was measured.",
+        "",
+    ]
     for topic, title in TOPICS.items():
         lines += [f"## {title}", ""]
         own = [(claim, result, verdict_of(claim, result)) for claim, result in found if claim.topic == topic]

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +39,19 @@ def loss(model: TransformerLM, tokens_NL: Tensor) -> float:
 def log_z(model: TransformerLM, tokens_NL: Tensor) -> float:
     """Mean ``|log sum exp(logits)|`` over the positions."""
     return float(model(tokens_NL[:, :-1]).double().logsumexp(-1).abs().mean())
+
+
+@torch.no_grad()
+def recall(model: TransformerLM, tokens_NL: Tensor) -> float:
+    """How much lower, in nats, the loss of half a window is where it comes a second time, right after the first.
+
+    The first token of either copy is left out: nothing says what it will be.
+    """
+    half_NL = tokens_NL[:, : (tokens_NL.shape[1] - 1) // 2]
+    twice_NL = torch.cat((half_NL, half_NL), 1)
+    losses_NL = F.cross_entropy(model(twice_NL[:, :-1]).transpose(1, 2), twice_NL[:, 1:], reduction="none")
+    half = half_NL.shape[1]
+    return float(losses_NL[:, : half - 1].mean() - losses_NL[:, half:].mean())
 
 
 @torch.no_grad()
@@ -108,24 +119,25 @@ def step_cosines(model: TransformerLM, tokens_NL: Tensor) -> list[float]:
     return [float(F.cosine_similarity(a, b, dim=-1).mean()) for a, b in zip(found, found[1:], strict=False)]
 
 
-@contextmanager
-def skipped(block: torch.nn.Module) -> Iterator[None]:
-    """While it lasts, the block hands on what it is given."""
+class _Known(torch.nn.Module):
+    """In the place of the blocks up to one: the stream that is known to be there."""
 
-    def hand_on(_: Any, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
-        return args[0]
+    def __init__(self, x_NLD: Tensor) -> None:
+        super().__init__()
+        self.x_NLD = x_NLD
 
-    handle = block.register_forward_hook(hand_on)
-    try:
-        yield
-    finally:
-        handle.remove()
+    def forward(self, *_: Any) -> Tensor:
+        return self.x_NLD
 
 
 def skip_losses(model: TransformerLM, tokens_NL: Tensor) -> list[float]:
-    """How much the loss rises when a block is left out, block by block."""
-    whole, found = loss(model, tokens_NL), []
-    for block in model.blocks:
-        with skipped(block):
+    """How much the loss rises when a block is left out, block by block; what comes before it is computed once."""
+    whole, before, found = loss(model, tokens_NL), streams(model, tokens_NL[:, :-1]), []
+    blocks = model.blocks
+    try:
+        for i in range(len(blocks)):
+            model.blocks = torch.nn.ModuleList([_Known(before[i]), *blocks[i + 1 :]])
             found.append(loss(model, tokens_NL) - whole)
+    finally:
+        model.blocks = blocks
     return found

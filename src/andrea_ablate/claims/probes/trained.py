@@ -1,19 +1,22 @@
-"""Designs trained at ``size=toy`` through the run store: a run that exists is read, an interrupted one is gone on with.
+"""Designs trained through the run store: a run that exists is read, an interrupted one is gone on with.
 
-A design is what is typed on the command line, ``("norm=post", "schedule.warmup_tokens=0")``. Its learning rate is
-chosen on seeds that decide nothing; the seeds that decide are shared by all designs, and so are the runs.
+A design is what is typed on the command line, ``("norm=post", "schedule.warmup_tokens=0")``; the scale at which a claim
+is measured says what size it is a change of. Its learning rate is chosen on seeds that decide nothing; the seeds that
+decide are shared by all designs, and so are the runs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from andrea_ablate.claims.claim import Finding, Verdict
+from andrea_ablate.claims.claim import Claim, Finding, Verdict
 from andrea_ablate.composition import compose
 from andrea_ablate.config import RunConfig
 from andrea_ablate.generate import load
@@ -23,8 +26,69 @@ from andrea_ablate.training.run import run
 
 SEEDS = (0, 1, 2, 3, 4)  # they decide
 SELECTION = (100,)  # they choose the learning rate
-LRS = (2e-3, 4e-3, 8e-3, 16e-3, 32e-3)
 FURTHER = 2  # how often the grid may be doubled past each end, while the best stands there
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What is trained at a scale: the baseline that designs are changes of, and the grid of learning rates."""
+
+    base: tuple[str, ...]
+    lrs: tuple[float, ...]
+
+
+BENCHES = {
+    "C1": Bench(("size=toy", "trainer.accelerator=cpu"), (2e-3, 4e-3, 8e-3, 16e-3, 32e-3)),
+    # A twelfth of the size's budget: a claim trains some fifty runs. A quarter of its context, to evaluate past it.
+    "G1": Bench(
+        (
+            "size=andrea_12m",
+            "pos=rope",
+            "data.seq_len=256",
+            "data.val_tokens=262144",
+            "trainer.accelerator=cuda",
+            "trainer.precision=bf16-mixed",
+            "trainer.tokens=20_000_000",
+            "trainer.val_lengths=[1024]",
+            "trainer.val_every=0",
+            "trainer.checkpoint_every=0",
+        ),
+        (5e-4, 1e-3, 2e-3, 4e-3, 8e-3),
+    ),
+}
+_SCALE: ContextVar[str] = ContextVar("scale", default="C1")
+
+
+@contextmanager
+def at_scale(scale: str) -> Iterator[None]:
+    """Within the block designs are trained at that scale; at one that trains nothing, as at C1."""
+    token = _SCALE.set(scale if scale in BENCHES else "C1")
+    try:
+        yield
+    finally:
+        _SCALE.reset(token)
+
+
+def lrs() -> tuple[float, ...]:
+    """The grid of learning rates at this scale."""
+    return BENCHES[_SCALE.get()].lrs
+
+
+def wide() -> tuple[float, ...]:
+    """The grid, and past where anything trains, so that a largest stable rate can be seen."""
+    return (*lrs(), 2 * lrs()[-1], 4 * lrs()[-1])
+
+
+def baseline() -> RunConfig:
+    """The configuration that designs are changes of, at this scale."""
+    return _design((), _SCALE.get())
+
+
+def bounds(claim: Claim) -> dict[str, Any]:
+    """The margins of a claim at this scale: ``margin_toy`` is its ``margin`` at C1."""
+    found = dict(claim.margin)
+    toy = found.pop("margin_toy", None)
+    return found if toy is None or _SCALE.get() != "C1" else {**found, "margin": toy}
 
 
 @dataclass(frozen=True)
@@ -62,16 +126,18 @@ class Trained:
 
 
 @lru_cache
-def _design(design: tuple[str, ...]) -> RunConfig:
-    return compose(["logger=none", "size=toy", "trainer.accelerator=cpu", *design])
+def _design(design: tuple[str, ...], scale: str) -> RunConfig:
+    changed = {text.partition("=")[0] for text in design}
+    base = [text for text in BENCHES[scale].base if text.partition("=")[0] not in changed]
+    return compose(["logger=none", *base, *design])
 
 
 def trained(design: Sequence[str], seed: int, lr: float | None = None) -> Trained:
-    """The run of a design with that seed and learning rate; None is that of `size=toy`."""
-    cfg = _design(tuple(design))
+    """The run of a design with that seed and learning rate; None is that of the scale's size."""
+    cfg = _design(tuple(design), _SCALE.get())
     optim = cfg.optim if lr is None else {**cfg.optim, "lr": lr}
     data = replace(cfg.data, seed=seed)
-    cfg = replace(cfg, seed=seed, data=data, optim=optim, name=" ".join(design) or "toy", group="claims")
+    cfg = replace(cfg, seed=seed, data=data, optim=optim, name=" ".join(design) or "baseline", group="claims")
     record = run(cfg, wait=True)
     if record["status"] not in ("finished", "diverged"):
         raise RuntimeError(f"run {record['run_id']} of {cfg.name} {record['status']}: {record['reason']}")
@@ -106,14 +172,14 @@ class Panel:
         return tuple(run.id for runs in (*self.grid.values(), tuple(self.runs.values())) for run in runs)
 
 
-def grid(design: Sequence[str], lrs: Sequence[float] = LRS) -> dict[float, tuple[Trained, ...]]:
+def grid(design: Sequence[str], rates: Sequence[float]) -> dict[float, tuple[Trained, ...]]:
     """The runs of the selection seeds by learning rate."""
-    return {lr: tuple(trained(design, seed, lr) for seed in SELECTION) for lr in lrs}
+    return {lr: tuple(trained(design, seed, lr) for seed in SELECTION) for lr in rates}
 
 
 def selected(design: Sequence[str] = ()) -> tuple[float, dict[float, tuple[Trained, ...]]]:
     """The best learning rate on the selection seeds and its grid, doubled outwards while the best stands at an end."""
-    tried = grid(design)
+    tried = grid(design, lrs())
 
     def loss(lr: float) -> float:
         return math.fsum(run.loss for run in tried[lr]) / len(SELECTION)

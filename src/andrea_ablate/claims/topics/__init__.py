@@ -6,6 +6,7 @@ What trains models for it stands in a file of its own, ``TOPIC_trained.py``.
 from andrea_ablate.claims.topics import (
     arithmetic,
     attention,
+    attention_trained,
     block,
     ffn,
     ffn_trained,
@@ -26,6 +27,7 @@ from andrea_ablate.claims.topics import (
 __all__ = [
     "arithmetic",
     "attention",
+    "attention_trained",
     "block",
     "ffn",
     "ffn_trained",

@@ -78,12 +78,25 @@ def total(claim: Claim) -> Measurement:
             told(f"designs that round to the published {published:g} million", len(matching)),
             told("what all of these have", ", ".join(part for part in nearest.parts if _shared(part, matching))),
             told(f"nearest to it: {nearest.name}", nearest.params),
+            # What is said beside the digits. The lesson's two statements leave one design each, and together none.
+            told("of these, with the lesson's norms, gain and bias", _left(matching, LESSON[2])),
+            told("of these, with the lesson's biases of the MLP", _left(matching, LESSON[1])),
+            told("of these, with both", _left(matching, *LESSON[1:3])),
+            told(
+                "of these, as microgpt, which the card's name of the engine points to (an inference)",
+                _left(matching, *str(facts()["microgpt", "design"].value).split(", ")),
+            ),
             *(
                 told(f"{'matches: ' if design in matching else ''}{design.name}", design.params)
                 for design in sorted(table, key=lambda design: design.params)
             ),
         ),
     )
+
+
+def _left(found: list[Design], *parts: str) -> str:
+    """The designs among `found` that have all of these parts."""
+    return " or ".join(f"{one.name} ({one.params:,})" for one in found if {*parts} <= {*one.parts}) or "none"
 
 
 def _shared(part: str, found: list[Design]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from andrea_ablate.claims.claim import Claim, Measurement
 from andrea_ablate.claims.decide import equivalent, superior, told
 from andrea_ablate.claims.ledger import measures
-from andrea_ablate.claims.probes.trained import fair, ids, tuned
+from andrea_ablate.claims.probes.trained import baseline, bounds, fair, ids, tuned
 
 
 @measures("ratio-small-hurts")
@@ -13,8 +13,9 @@ def narrow(claim: Claim) -> Measurement:
     """Ratios 1 and 2 against 4: at the same depth, and at the same parameters with the depth that they leave for."""
     four = tuned()
     less = {ratio: tuned((f"model.ffn.ratio={ratio}",)) for ratio in (1, 2)}
-    deeper = tuned(("model.ffn.ratio=1", "model.n_layers=8"))  # 4 x (4 + 8) = 8 x (4 + 2) units of d_model^2
-    margin = claim.margin
+    layers = baseline().model.n_layers
+    deeper = tuned(("model.ffn.ratio=1", f"model.n_layers={2 * layers}"))  # L (4 + 8) = 2 L (4 + 2) d_model^2
+    margin = bounds(claim)
     return Measurement(
         worded=tuple(
             fair(superior(f"loss at ratio 4 - ratio {ratio}", four.losses, panel.losses, **margin), four, panel)
@@ -23,7 +24,10 @@ def narrow(claim: Claim) -> Measurement:
         reported=(
             fair(
                 equivalent(
-                    "ratio 1 with 8 layers - ratio 4 with 4", deeper.losses, four.losses, margin=margin["margin"]
+                    f"ratio 1 with {2 * layers} layers - ratio 4 with {layers}",
+                    deeper.losses,
+                    four.losses,
+                    margin=margin["margin"],
                 ),
                 deeper,
                 four,

@@ -5,10 +5,21 @@ from __future__ import annotations
 from andrea_ablate.claims.claim import Claim, Measurement
 from andrea_ablate.claims.decide import equivalent, exact, steadier, superior, told
 from andrea_ablate.claims.ledger import measures
-from andrea_ablate.claims.probes.trained import LRS, Panel, excess, fair, grid, highest_stable, ids, selected, tuned
+from andrea_ablate.claims.probes.trained import (
+    Panel,
+    bounds,
+    excess,
+    fair,
+    grid,
+    highest_stable,
+    ids,
+    lrs,
+    selected,
+    tuned,
+    wide,
+)
 
 COLD = "schedule.warmup_tokens=0"
-WIDE = (*LRS, 64e-3, 128e-3)  # past where anything trains, so that a largest stable rate can be seen
 
 
 @measures("nonorm-nan")
@@ -16,7 +27,7 @@ def without_norms(claim: Claim) -> Measurement:
     """Learning rates near the baseline's best at which a stack without norms trains."""
     best, base = selected()
     factor = claim.margin["factor"]
-    near = [lr for lr in sorted({1e-3, *WIDE, *base}) if best / factor <= lr <= best * factor]
+    near = [lr for lr in sorted({1e-3, *wide(), *base}) if best / factor <= lr <= best * factor]
     arms = {init: grid(("norm=none", f"init={init}"), near) for init in ("gpt2", "xavier")}
     pre = grid((), near)
     return Measurement(
@@ -48,7 +59,7 @@ def post_needs_warmup(claim: Claim) -> Measurement:
     """What leaving the warm-up out costs post-norm, less what it costs pre-norm."""
     pre, pre_warm, pre_cold = _cost_of_no_warmup("pre")
     post, post_warm, post_cold = _cost_of_no_warmup("post")
-    panels, margin = (pre_warm, pre_cold, post_warm, post_cold), claim.margin
+    panels, margin = (pre_warm, pre_cold, post_warm, post_cold), bounds(claim)
     interaction = superior(
         "cost of no warm-up, pre-norm - post-norm", pre, post, delta=margin["delta"], margin=margin["margin"]
     )
@@ -85,7 +96,7 @@ def pre_without_warmup(claim: Claim) -> Measurement:
 
 @measures("pre-larger-lr")
 def larger_learning_rates(claim: Claim) -> Measurement:
-    pre, post = grid((), WIDE), grid(("norm=post",), WIDE)
+    pre, post = grid((), wide()), grid(("norm=post",), wide())
     return Measurement(
         worded=(
             steadier(
@@ -96,6 +107,6 @@ def larger_learning_rates(claim: Claim) -> Measurement:
             told("pre-norm: largest learning rate that trains", highest_stable(pre)),
             told("post-norm: largest learning rate that trains", highest_stable(post)),
         ),
-        seeds=tuple(run.cfg.seed for run in pre[LRS[0]]),
+        seeds=tuple(run.cfg.seed for run in pre[lrs()[0]]),
         run_ids=ids(pre, post),
     )

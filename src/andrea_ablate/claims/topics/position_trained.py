@@ -8,9 +8,8 @@ from andrea_ablate.claims.claim import Claim, Finding, Measurement
 from andrea_ablate.claims.decide import equivalent, ratio, superior, told
 from andrea_ablate.claims.ledger import measures
 from andrea_ablate.claims.probes.inside import position_by_layer, text
-from andrea_ablate.claims.probes.trained import Panel, Trained, fair, ids, trained, tuned
+from andrea_ablate.claims.probes.trained import Panel, Trained, baseline, bounds, fair, ids, trained, tuned
 
-WITHIN, PAST = "val_256/loss_from_32", "val_256/loss_from_128"  # of 256 tokens; training saw 64
 EIGHT = tuple(range(8))
 
 
@@ -20,15 +19,17 @@ def _panel(pos: str) -> Panel:
 
 @measures("ape-extrapolates-badly")
 def past_the_trained_length(claim: Claim) -> Measurement:
-    """The loss at positions 128 to 255 of 256 over that at 32 to 63, after training on 64."""
+    """The loss at two to four times the trained length over that in the second half of it."""
+    length = baseline().data.seq_len
+    inside, outside = (f"val_{4 * length}/loss_from_{first}" for first in (length // 2, 2 * length))
     panels = {pos: _panel(pos) for pos in ("learned", "sine", "rope", "alibi", "none")}
 
     def at(band: str, panel: Panel) -> dict[int, float]:
         return panel.values(lambda run: float(run.record[band]))
 
     def worse_past(pos: str) -> Finding:
-        within, past = at(WITHIN, panels[pos]), at(PAST, panels[pos])
-        return fair(superior(f"{pos}: loss within the length - past it", within, past, **claim.margin), panels[pos])
+        within, past = at(inside, panels[pos]), at(outside, panels[pos])
+        return fair(superior(f"{pos}: loss within the length - past it", within, past, **bounds(claim)), panels[pos])
 
     return Measurement(
         worded=(worse_past("learned"), worse_past("sine")),

@@ -6,15 +6,14 @@ from andrea_ablate.claims.claim import Claim, Measurement
 from andrea_ablate.claims.decide import equivalent, superior, told
 from andrea_ablate.claims.ledger import measures
 from andrea_ablate.claims.probes.inside import loss, text
-from andrea_ablate.claims.probes.trained import SEEDS, Trained, fair, ids, trained, tuned
+from andrea_ablate.claims.probes.trained import SEEDS, Trained, baseline, bounds, fair, ids, trained, tuned
 
-BUDGET = 65_536  # tokens of a run at size=toy
 HELD_OUT = 65_536  # so many that the gap's own noise is a quarter of its margin
 
 
 def passes(epochs: int, dropout: float = 0.0) -> tuple[str, ...]:
     """The same budget of tokens over a Markov chain's text that it reads so many times."""
-    text = BUDGET // epochs
+    text = baseline().trainer.tokens // epochs
     return (
         "data=synthetic",
         f"data.n_tokens={text + HELD_OUT}",
@@ -36,9 +35,9 @@ def gaps(claim: Claim) -> Measurement:
     found = {epochs: {seed: gap(run) for seed, run in row.items()} for epochs, row in runs.items()}
     none = dict.fromkeys(SEEDS, 0.0)
     return Measurement(
-        worded=(equivalent("validation - training loss after one pass", found[1], none, **claim.margin),),
+        worded=(equivalent("validation - training loss after one pass", found[1], none, **bounds(claim)),),
         reported=tuple(
-            superior(f"gap after 1 pass - after {epochs}", found[1], found[epochs], **claim.margin)
+            superior(f"gap after 1 pass - after {epochs}", found[1], found[epochs], **bounds(claim))
             for epochs in (2, 4, 8)
         ),
         seeds=SEEDS,
@@ -58,11 +57,11 @@ def dropout(claim: Claim) -> Measurement:
     return Measurement(
         worded=(
             fair(
-                superior("one pass: loss without dropout - with", plain[1].losses, dropped[1].losses, **claim.margin),
+                superior("one pass: loss without dropout - with", plain[1].losses, dropped[1].losses, **bounds(claim)),
                 plain[1],
                 dropped[1],
             ),
-            fair(superior("cost of dropout, 8 passes - 1 pass", cost[8], cost[1], **claim.margin), *panels),
+            fair(superior("cost of dropout, 8 passes - 1 pass", cost[8], cost[1], **bounds(claim)), *panels),
         ),
         reported=tuple(
             told(f"dropout {p:g}, {epochs} passes: learning rate", panel.lr)

@@ -156,7 +156,7 @@ FOLDS = 8
 @measures("vocab-shorter")
 def shorter_text(claim: Claim) -> Measurement:
     """Tokens per byte of unseen files of the standard library, in eight folds; learnt from half of all files."""
-    from andrea_ablate.data import CORPORA, TOKENIZERS  # loads Lightning
+    from andrea_ablate.data import CORPORA, TOKENIZERS
 
     folds: dict[int, list[bytes]] = {fold: [] for fold in range(4 * FOLDS)}
     for text in sorted(CORPORA.build({"type": "stdlib"}).documents()):  # type: ignore[union-attr]

@@ -8,9 +8,7 @@ from andrea_ablate.claims.claim import Claim, Measurement
 from andrea_ablate.claims.decide import steadier, superior, told
 from andrea_ablate.claims.ledger import measures
 from andrea_ablate.claims.probes.inside import log_z, text
-from andrea_ablate.claims.probes.trained import LRS, SEEDS, Trained, excess, grid, highest_stable, ids, trained
-
-WIDE = (*LRS, 64e-3, 128e-3)
+from andrea_ablate.claims.probes.trained import SEEDS, Trained, excess, grid, highest_stable, ids, lrs, trained, wide
 
 
 @measures("zloss-controls-z")
@@ -57,7 +55,7 @@ def controls_z(claim: Claim) -> Measurement:
 
 @measures("qknorm-stability")
 def wider_range(claim: Claim) -> Measurement:
-    plain, normed = grid((), WIDE), grid(("stability=[qk_norm]",), WIDE)
+    plain, normed = grid((), wide()), grid(("stability=[qk_norm]",), wide())
     return Measurement(
         worded=(
             steadier(
@@ -76,6 +74,6 @@ def wider_range(claim: Claim) -> Measurement:
                 for lr, row in sorted(arm.items())
             ),
         ),
-        seeds=tuple(run.cfg.seed for run in plain[LRS[0]]),
+        seeds=tuple(run.cfg.seed for run in plain[lrs()[0]]),
         run_ids=ids(plain, normed),
     )
