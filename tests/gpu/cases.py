@@ -36,7 +36,9 @@ def _add_norm_reference(x: Tensor, residual: Tensor, gain: Tensor, bias: Tensor)
     return norm_reference(s, gain, bias, eps=1e-5, center=True, unit_offset=True), s
 
 
-def _qk_rope(op: Callable[..., Outputs], q: Tensor, k: Tensor, q_gain: Tensor, k_gain: Tensor) -> Outputs:
+def turned_rows(
+    op: Callable[..., Outputs], q: Tensor, k: Tensor, q_gain: Tensor | None = None, k_gain: Tensor | None = None
+) -> Outputs:
     """Rows as positions of one head."""
     rows, width = q.shape
     angle = torch.arange(rows, dtype=torch.float64)[:, None] * 1e4 ** (-torch.arange(0, width, 2).double() / width)
@@ -77,8 +79,8 @@ CASES = {
         lambda rows, width: [40 * torch.randn(rows, width)],
     ),
     "qk_rope": Case(
-        partial(_qk_rope, ops.qk_rope),
-        partial(_qk_rope, qk_rope_reference),
+        partial(turned_rows, ops.qk_rope),
+        partial(turned_rows, qk_rope_reference),
         lambda rows, width: [
             torch.randn(rows, width),
             torch.randn(rows, width),

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -109,6 +110,30 @@ def test_a_missing_compiler_leaves_the_reference_path(empty: Path, monkeypatch: 
     monkeypatch.setattr(building, "folder", lambda: empty)
     with pytest.raises(ConfigError, match="no C.. compiler .* is installed; install g.., or go on with ops=reference"):
         building.build()
+
+
+def test_without_nvcc_the_other_half_is_built_and_the_reason_is_kept(
+    empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compiles(work: Path, *options: str) -> str:
+        assert options == ()
+        (work / "libandrea_ops.so").touch()
+        return ""
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(building, "folder", lambda: empty)
+    monkeypatch.setattr(building, "find_nvcc", lambda: None)
+    monkeypatch.setattr(building, "compile_in", compiles)
+    built = building.build()
+    assert not built["cuda"] and built["why_no_cuda"].startswith("nvcc not found on PATH")
+    with pytest.raises(ConfigError, match="nvcc not found .*; install the CUDA toolkit, or leave --cuda out"):
+        building.build(cuda=True)
+
+
+def test_installing_compiles_nothing_so_an_isolated_build_needs_no_torch() -> None:
+    project = tomllib.loads((library.sources().parent / "pyproject.toml").read_text())
+    assert project["build-system"]["requires"] == ["hatchling"]
+    assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]["csrc"] == "andrea_ablate/csrc"
 
 
 def test_nvcc_is_looked_for_in_cuda_home_then_on_the_path(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ def main() -> None:
     ops.add_argument("--widths", nargs="+", type=int, default=[128, 384, 768, 1024, 2048, 4096, 8192])
     ops.add_argument("--rows", type=int, default=4096)
     ops.add_argument("--rounds", type=int, default=15)
-    ops.add_argument("--compile", action="store_true", help="also against torch.compile, which takes long to start")
+    ops.add_argument("--without", nargs="+", default=[], help="rivals to leave out; compile takes long to start")
     given = parser.parse_args()
     # Each half imports what it needs alone: the operations are measured where Hydra and Lightning are not installed.
     if given.what == "step":
@@ -36,7 +36,7 @@ def main() -> None:
         from andrea_ablate.bench.ops import bench_ops
 
         result = bench_ops(
-            given.names, given.device, given.dtypes, given.widths, given.rows, given.rounds, with_compile=given.compile
+            given.names, given.device, given.dtypes, given.widths, given.rows, given.rounds, without=given.without
         )
     print(json.dumps(result, indent=1))
 

@@ -1,7 +1,9 @@
-"""``bench ops``: each fused operation, forward and backward, against torch's own ways to compute the same.
+"""``bench ops``: each fused operation, forward and backward, against every other way to compute the same.
 
-The rivals take turns within a round, so that a machine whose speed drifts slows all alike; medians are reported, and
-ratios are rival / ours: above 1 ours is faster. Losing shapes stay in the table.
+eager is the formula in torch's operations, torch its own fused function, compile eager through torch.compile, liger
+liger-kernel's where it is installed. They take turns within a round, so that a machine whose speed drifts slows all
+alike; medians are reported, and ratios are rival / ours: above 1 ours is faster. Losing shapes stay in the table, and
+what a rival cannot do here is in it as the reason.
 """
 
 # Shapes: N rows, D width
@@ -37,9 +39,9 @@ def bench_ops(
     rows: int,
     rounds: int,
     *,
-    with_compile: bool,
+    without: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """Median seconds and peak memory of every op and rival at every width and dtype.
+    """Median seconds and peak memory of every op and rival but those in `without` at every width and dtype.
 
     Raises: ConfigError for an unknown op, and where the compiled library or the device is missing.
     """
@@ -50,7 +52,7 @@ def bench_ops(
             raise ConfigError(f"bench ops: '{name}' is not one of {', '.join(CASES)}")
     ops.path("compiled", device)
     table = [
-        {"op": name, "dtype": dtype, "rows": rows, "width": width, **_case(case, device, rounds, with_compile)}
+        {"op": name, "dtype": dtype, "rows": rows, "width": width, **_case(case, device, rounds, set(without))}
         for name in chosen
         for dtype in dtypes
         for width in widths
@@ -59,33 +61,42 @@ def bench_ops(
     return {"device": machine.describe(device), "versions": machine.versions(), "table": table}
 
 
-def _case(case: Case, device: str, rounds: int, with_compile: bool) -> dict[str, Any]:
-    rivals = {"ours": case.ours, "eager": case.eager, **case.torch}
-    if with_compile:
-        rivals["compile"] = torch.compile(case.eager, dynamic=False)
+def _case(case: Case, device: str, rounds: int, without: set[str]) -> dict[str, Any]:
+    torch.compiler.reset()  # it gives up on a function that it has compiled for eight shapes
+    rivals = {"ours": case.ours, "eager": case.eager, **case.rivals}
+    rivals["compile"] = torch.compile(case.eager, dynamic=False)
+    rivals = {name: rival for name, rival in rivals.items() if name not in without}
     times: dict[str, list[Times]] = {name: [] for name in rivals}
-    memory = {}
+    memory, failed = {}, {}
     with ops.using("compiled"):
         for name, rival in rivals.items():
-            for _ in range(3):
-                _call(rival, case, device)
-            memory[name] = _peak(rival, case, device)
-        for _ in range(rounds):
-            for name, rival in rivals.items():
-                times[name].append(_call(rival, case, device))
+            try:
+                for _ in range(3):
+                    _call(rival, case, device)
+                memory[name] = _peak(rival, case, device)
+            except Exception as error:  # what this machine or release lacks; ours has no excuse
+                if name == "ours":
+                    raise
+                failed[name] = f"{type(error).__name__}: {str(error)[:200]}"
+        names = list(memory)
+        for turn in range(rounds):
+            first = turn % len(names)  # what ran before leaves the caches as it likes
+            for name in names[first:] + names[:first]:
+                times[name].append(_call(rivals[name], case, device))
     median = {
         name: {
-            "forward_s": statistics.median(t.forward for t in taken),
-            "backward_s": statistics.median(t.backward for t in taken),
-            "both_s": statistics.median(t.forward + t.backward for t in taken),
+            "forward": statistics.median(t.forward for t in times[name]),
+            "backward": statistics.median(t.backward for t in times[name]),
+            "both": statistics.median(t.forward + t.backward for t in times[name]),
         }
-        for name, taken in times.items()
+        for name in memory
     }
-    ours = median["ours"]["both_s"]
+    ours = median["ours"]
     return {
-        "times": median,
+        "seconds": median,
         "peak_extra_mib": memory,
-        "ratio": {n: m["both_s"] / ours for n, m in median.items() if n != "ours"},
+        "ratio": {n: {part: m[part] / ours[part] for part in m} for n, m in median.items() if n != "ours"},
+        **({"failed": failed} if failed else {}),
     }
 
 
