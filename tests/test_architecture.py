@@ -77,11 +77,16 @@ def test_lightning_stays_in_training_and_data() -> None:
 
 
 def test_wandb_is_touched_by_its_mirror_alone() -> None:
-    assert importers("wandb") <= {"andrea_ablate.tracking.mirrors"}
+    assert importers("wandb") <= {"andrea_ablate.tracking.wandb"}
 
 
 def test_duckdb_is_an_extra_of_the_runs_command() -> None:
     assert importers("duckdb") == {"andrea_ablate.runs.index", "andrea_ablate.runs.__main__"}
+
+
+def test_drawing_libraries_are_an_extra_of_the_report() -> None:
+    for package in ("quickjs", "resvg_py"):
+        assert importers(package) == {"andrea_ablate.report.images"}
 
 
 @pytest.mark.parametrize("axis", sorted(AXES))

@@ -511,9 +511,11 @@ def test_left_padding_leaves_a_finite_model(backend: str, pos: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["auto", "sdpa", "eager"])
-def test_attention_dropout_acts_in_training_only(backend: str) -> None:
-    module, plain = build(backend, dropout=0.5), build(backend)
-    x = torch.randn(2, 6, 12, dtype=torch.float64)
+@pytest.mark.parametrize("attn", ["mha", "gqa2", "mla"])
+def test_attention_dropout_acts_in_training_only(attn: str, backend: str) -> None:
+    models = [TransformerLM(design(attn=(attn, {"backend": backend}), dropout=p)).double() for p in (0.5, 0.0)]
+    module, plain = (model.blocks[0].attn for model in models)
+    x = torch.randn(2, 6, 16, dtype=torch.float64)
     assert not torch.allclose(module(x), module(x))
     module.eval()
     assert torch.equal(module(x), module(x))
@@ -537,6 +539,7 @@ def test_attention_dropout_keeps_the_expected_weight(backend: str) -> None:
     [
         ({"window": 0}, "window=0 must be at least 1"),
         ({"window": 3, "causal": False}, "window=3 has no agreed meaning with model.attn.causal=false"),
+        ({"backend": "fused", "dropout": 0.5}, "backend=fused has no dropout, but model.dropout=0.5; use .*=auto"),
         ({"backend": "fused", "causal": False}, "backend=fused is causal; use model.attn.backend=auto"),
         ({"backend": "sdpa", "sinks": True}, "backend=sdpa has no sinks"),
         ({"bias": "kv"}, "bias='kv' is not one of none, qkv, out, all, or null"),

@@ -382,6 +382,8 @@ def test_each_run_of_a_sweep_is_a_tracker_run_of_its_own(tmp_path: Path, cli: Cl
         assert run["config"]["model"]["norm"]["type"] == "layernorm"
         assert type(run["config"]["optim"]["lr"]) is float
         assert run["history"][-1]["step"] == 10 and run["summary"]["val/loss"] == records[run_id]["val/loss"]
+        counts = ("params", "flops_per_token", "kv_cache_bytes", "tokens", "train_s")
+        assert [run["summary"][key] for key in counts] == [records[run_id][key] for key in counts]
         assert records[run_id]["tracking"] == "ok"
     assert "none to train" in cli("-m", "seed=0,1", name, "logger=wandb", "logger.mode=offline").out
 

@@ -108,19 +108,21 @@ def test_with_targets_the_model_returns_its_loss() -> None:
     assert got.n_tokens == 14
 
 
-def test_dropout_acts_in_training_only_and_at_the_configured_places() -> None:
-    dropped, plain = TransformerLM(design(dropout=0.5)), TransformerLM(design())
+@pytest.mark.parametrize("block", options("block"))
+def test_dropout_acts_in_training_only_and_at_the_configured_places(block: str) -> None:
+    dropped, plain = TransformerLM(design(block=block, dropout=0.5)), TransformerLM(design(block=block))
     tokens = torch.arange(10).view(1, 10)
     assert not torch.equal(dropped(tokens), dropped(tokens))
     dropped.eval()
     assert torch.equal(dropped(tokens), dropped(tokens))
     assert torch.equal(dropped(tokens), plain(tokens))
     assert dropped.blocks[0].attn.dropout == 0.5
-    with torch.no_grad():  # without branches, only the dropout of the embedding is left
-        for block in dropped.train().blocks:
-            block.attn.w_o.zero_()
-            block.ffn.w_down.zero_()
-    assert not torch.equal(dropped(tokens), dropped(tokens))
+    dropped.train()
+    for place in ("embedding", "attention", "branches"):  # one at a time
+        dropped.dropout = 0.5 * (place == "embedding")
+        for each in dropped.blocks:
+            each.attn.dropout, each.drop.p = 0.5 * (place == "attention"), 0.5 * (place == "branches")
+        assert not torch.equal(dropped(tokens), dropped(tokens)), place
 
 
 @pytest.mark.slow  # takes long for what it holds: `make test` is to stay short

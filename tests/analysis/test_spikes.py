@@ -46,6 +46,15 @@ def test_flagged_steps_teach_nothing():
     assert [spike.start for spike in spikes_of(losses)] == list(range(300, 601, 40))
 
 
+def test_a_long_spike_moves_neither_the_level_nor_the_limit_of_the_next():
+    losses = np.tile([2.01, 1.99], 100)
+    losses[99:139] += 1.0  # steps 100 to 139: most of a window
+    losses[149] += 0.1  # below six scales of a window that had learned them, and of a level that had risen
+    first, second = spikes_of(losses)
+    assert (first.start, first.end, second.start, second.end) == (100, 140, 150, 151)
+    assert second.baseline == pytest.approx(2.0)
+
+
 def test_what_is_not_finite_is_a_spike_of_infinite_height():
     losses = curve()
     losses[199], losses[399:401] = math.nan, math.inf
@@ -82,6 +91,42 @@ def test_the_detector_goes_on_from_its_state():
         for step, loss in enumerate(losses.tolist(), start=1):
             whole.update(step, loss)
         assert detector.state_dict() == whole.state_dict()
+
+
+NOISE = 0.02 * np.random.default_rng(0).uniform(-1, 1, 120)  # losses of steps 1 to 120
+
+
+def test_what_stands_out_is_a_spike_and_what_falls_or_rests_is_none():
+    planted = 3 + NOISE
+    planted[59] = 6.0
+    (spike,) = spikes_of(planted)
+    assert (spike.start, spike.peak, spike.end) == (60, 60, 61) and spike.height == pytest.approx(3, abs=0.03)
+    fall = np.concatenate((np.linspace(10, 3, 50), np.full(70, 3.0)))
+    assert spikes_of(fall) == spikes_of(np.full(120, 2.0)) == []
+    assert all(spikes_of(3 + NOISE[first : first + 20]) == [] for first in range(100))  # shorter than the window
+
+
+def test_two_spikes_are_two_where_the_loss_comes_back_between_them_and_one_where_it_does_not():
+    twice = 3 + NOISE
+    twice[[59, 62]] = 6.0
+    assert [(spike.start, spike.end) for spike in spikes_of(twice)] == [(60, 61), (63, 64)]
+    twice[60:62] = 4.0
+    assert [(spike.start, spike.end) for spike in spikes_of(twice)] == [(60, 64)]
+
+
+def test_a_step_up_that_stays_is_one_event_that_is_not_recovered():
+    stays = 3 + NOISE
+    stays[79:] += 2.0
+    (event,) = spikes_of(stays)
+    assert (event.start, event.end, event.recovery_steps) == (80, None, None)
+    assert [(e.start, e.end) for e in spikes_of(np.concatenate((stays, np.tile(5 + NOISE, 4))))] == [(80, None)]
+
+
+@pytest.mark.parametrize("jump, found", [(1e-7, 0), (0.0059, 0), (0.0061, 1)])
+def test_the_last_digits_of_a_loss_that_rests_are_no_spike(jump, found):
+    rests = np.full(120, 2.0)
+    rests[59] += jump
+    assert len(spikes_of(rests)) == found
 
 
 @pytest.mark.parametrize("k, m", [(0, 5), (5, 0), (3, 7), (40, 12), (1, 1)])

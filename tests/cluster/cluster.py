@@ -11,9 +11,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from offline_wandb import offline_files
+
 # Long enough for somebody to interfere, short enough to wait for.
-COMMAND = ("-m", "size=tiny", "seed=0,1,2,3", "logger=csv", "trainer.tokens=38400", "trainer.val_every=100")
-COMMAND += ("trainer.checkpoint_every=20",)
+COMMAND = ("-m", "size=tiny", "seed=0,1,2,3", "trainer.tokens=38400", "trainer.val_every=100")
+COMMAND += ("trainer.checkpoint_every=20", "logger=wandb", "logger.mode=offline")
 RESULTS = ("status", "reason", "val/loss", "val/bpb", "initial_loss", "token_hash", "params", "run_id", "name")
 
 
@@ -90,6 +92,6 @@ def same_results(sweep: Sweep, reference: Sweep) -> None:
     for run_id, record in found.items():
         assert {key: record.get(key) for key in RESULTS} == {key: expected[run_id].get(key) for key in RESULTS}
         assert sweep.steps(run_id) == list(range(1, 301)) == reference.steps(run_id)
-        csv = (sweep.folder / "runs" / run_id / "metrics.csv").read_text().splitlines()
-        assert sum(line.startswith("step,") for line in csv) == 1  # one tracker file, gone on with
+        sessions = [path.stem for path in offline_files(sweep.folder / "runs" / run_id)]
+        assert sessions == [f"run-{run_id}"] * (2 if record["resumed_from"] else 1)  # one tracker run, gone on with
     assert sweep.table() == reference.table()

@@ -111,7 +111,8 @@ class OneNodeSlurm:
                     name = str(daemon.args[0])  # type: ignore[index]
                     raise RuntimeError(f"{name} ended: {(self.folder / f'{name}.out').read_text()[-2000:]}")
             if time.monotonic() > end:
-                raise RuntimeError(f"SLURM is not ready after 60 s; its logs are in {self.folder}")
+                log = (self.folder / "slurmctld.log").read_text()
+                raise RuntimeError(f"SLURM is not ready after 60 s: {log[-2000:]}")
             time.sleep(0.2)
 
     def answer(self, *command: str) -> str:

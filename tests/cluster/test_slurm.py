@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,9 +21,10 @@ pytestmark = [
 
 
 @pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OneNodeSlurm]:
+def slurm(monkeypatch: pytest.MonkeyPatch) -> Iterator[OneNodeSlurm]:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    with OneNodeSlurm(tmp_path / "slurm") as found:
+    # Not in tmp_path: the daemons make sockets there, whose paths have at most 108 characters.
+    with tempfile.TemporaryDirectory(prefix="slurm-") as folder, OneNodeSlurm(Path(folder)) as found:
         yield found
 
 

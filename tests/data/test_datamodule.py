@@ -117,7 +117,7 @@ def test_ranks_share_out_the_global_batch(world: int) -> None:
 @pytest.mark.parametrize(("n_val", "predictions"), [(41, 40), (44, 43), (9, 8)])
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 8])
 def test_every_validation_prediction_once(n_val: int, predictions: int, batch_size: int) -> None:
-    token_bytes = np.arange(2000) % 7
+    token_bytes = 1 + np.arange(2000) % 7
     data = corpus(n_val=n_val, token_bytes=token_bytes)
     items = list(module(data, batch_size=batch_size).val_dataloader())
     pairs = [
@@ -128,7 +128,7 @@ def test_every_validation_prediction_once(n_val: int, predictions: int, batch_si
     ]
     assert pairs == [(1000 + i, 1001 + i) for i in range(predictions)]
     assert sum(item["n_tokens"] for item in items) == predictions
-    assert sum(item["n_bytes"] for item in items) == sum((1001 + i) % 7 for i in range(predictions))
+    assert sum(item["n_bytes"] for item in items) == sum(1 + (1001 + i) % 7 for i in range(predictions))
     for item in items:
         assert item["inputs"].shape[1] == 8 and (item["inputs"][item["targets"] == -100] == 0).all()
         assert item["inputs"].dtype == item["targets"].dtype == torch.int64

@@ -56,6 +56,8 @@ def test_epochs_and_seeds_differ() -> None:
     assert all(list(order) != sorted(order) for order in orders)
     assert [e[0] % 10 for e in cut] != list(range(10))
     assert starts[:50] != sequence(2001, 10, seed=2, count=50)
+    phases = [epoch[0] % 10 for epoch in epochs(2001, 10, sequence(2001, 10, seed=1, count=3982)[1991:])]
+    assert sorted(phases) == list(range(10)) and phases != [epoch[0] % 10 for epoch in cut]
 
 
 def test_any_step_any_batch_size_any_order() -> None:

@@ -6,6 +6,8 @@ import functools
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -16,12 +18,14 @@ from outcome import Outcome, Straight
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+import andrea_ablate
 from andrea_ablate.config import RunConfig
 from andrea_ablate.data.datamodule import DataModule
 from andrea_ablate.tracking.store import Store
 from andrea_ablate.training import run as run_module
 from andrea_ablate.training.module import LanguageModule
 from andrea_ablate.training.run import run
+from offline_wandb import offline_files, offline_run
 from support import Compose
 
 # Each rank is a new process that imports Lightning anew.
@@ -142,6 +146,46 @@ def test_ranks_stop_together_and_go_on_together(
     run(cfg)
     assert Outcome(cfg).record["resumed_from"] == at
     agree(straight(*WHOLE), Outcome(cfg))
+
+
+def test_ranks_share_one_tracker_run_which_goes_on_after_a_stop(
+    epochs: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    cfg = epochs(*WHOLE, "trainer.devices=2", "logger=wandb", "logger.mode=offline")
+    stop_at_step(cfg, 7, monkeypatch)
+    at = Outcome(cfg).train[-1]["step"]
+    run(cfg)
+    outcome = Outcome(cfg)
+    assert outcome.record["resumed_from"] == at and outcome.record["tracking"] == "ok"
+    first, second = map(offline_run, offline_files(outcome.folder))  # two sessions of rank 0, none of rank 1
+    assert first["id"] == second["id"] == outcome.id
+    assert first["config"] == second["config"] and first["config"]["trainer"]["devices"] == 2
+    sessions = [[row["step"] for row in run["history"] if "train/loss" in row] for run in (first, second)]
+    assert sessions == [list(range(1, at + 1)), list(range(at + 1, 25))]
+    assert second["summary"]["val/loss"] == outcome.record["val/loss"]
+
+
+def test_the_command_line_starts_ranks_that_make_no_folders(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "andrea_ablate", "size=tiny", "logger=none", "trainer.tokens=512"]
+    command += ["data=synthetic", "data.n_tokens=2000", "trainer.accelerator=cpu", "trainer.devices=2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(andrea_ablate.__file__).parents[1])}
+
+    def start(*arguments: str) -> None:
+        done = subprocess.run([*command, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    start("seed=0")
+    (first,) = (tmp_path / "runs").iterdir()
+    before = {path.name: path.read_bytes() for path in first.iterdir() if path.is_file()}
+    start("-m", "seed=0,1")
+    assert before == {path.name: path.read_bytes() for path in first.iterdir() if path.is_file()}
+    assert {path.name for path in tmp_path.iterdir()} == {".cache", "runs", "sweeps"}
+    store = Store(tmp_path / "runs")
+    assert len(store.ids()) == len(list(store.root.iterdir())) - (store.root / ".index.parquet").exists() == 2
+    for run_id in store.ids():
+        assert (store.record(run_id) or {})["world_size"] == store.config(run_id)["trainer"]["devices"] == 2
+    assert sorted(store.config(run_id)["seed"] for run_id in store.ids()) == [0, 1]
 
 
 def run_slowly(cfg: RunConfig) -> None:

@@ -20,7 +20,7 @@ from outcome import Outcome, Straight
 from torch import Tensor, nn
 
 from andrea_ablate.config import RunConfig
-from andrea_ablate.data.datamodule import DataModule
+from andrea_ablate.data.datamodule import DataModule, TrainBatches
 from andrea_ablate.loss import LossSums
 from andrea_ablate.model import TransformerLM
 from andrea_ablate.training.identity import identify
@@ -79,6 +79,8 @@ def test_ten_steps_of_four_micro_batches_are_ten_updates_and_forty_forwards(
     outcome = Outcome(cfg)
     assert [row["step"] for row in outcome.train] == list(range(1, 11))
     assert [row["tokens"] for row in outcome.train] == [32 * step for step in range(1, 11)]
+    cosine = [0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * (step - 1) / 9)) for step in range(1, 11)]  # 1 of warm-up
+    assert [row["optim/lr"] for row in outcome.train] == pytest.approx([cfg.optim["lr"] * by for by in cosine])
     assert [row["step"] for row in outcome.val] == [6, 10]
     assert (outcome.record["total_steps"], outcome.record["tokens"]) == (10, 320)
 
@@ -165,6 +167,24 @@ def test_step_without_a_single_target_is_a_step_of_zeros(accumulate: int, epochs
     assert all(bool(p.grad.isfinite().all()) for p in module.model.parameters())
 
 
+@pytest.mark.parametrize("empty", [0, 3])
+def test_run_with_a_step_without_a_single_target_goes_on(
+    empty: int, epochs: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = TrainBatches.__getitem__
+
+    def item(self: TrainBatches, step: int) -> dict[str, Any]:
+        found = original(self, step)
+        return found | {"targets": found["targets"].fill_(-100), "n_tokens": 0} if step == empty else found
+
+    monkeypatch.setattr(TrainBatches, "__getitem__", item)
+    outcome = after(epochs("trainer.tokens=256", "trainer.diverged_after=2", "stability=[z_loss,skip_step]"))
+    assert outcome.record["status"] == "finished" and outcome.record["initial_loss"] == pytest.approx(4.16, abs=0.1)
+    for step, row in enumerate(outcome.train):
+        found = [row[key] for key in ("train/loss", "train/penalty", "train/grad_norm")]
+        assert found == [0.0, 0.0, 0.0] if step == empty else min(found) > 0
+
+
 # --- clipping ---
 
 
@@ -239,21 +259,23 @@ def after(cfg: RunConfig) -> Outcome:
     return Outcome(cfg)
 
 
+@pytest.mark.parametrize("n_tokens", [41, 44])  # whole windows, and a last one of three predictions
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 8])
-def test_validation_loss_does_not_depend_on_the_batch_size(batch_size: int, epochs: Compose) -> None:
+def test_validation_loss_does_not_depend_on_the_batch_size(batch_size: int, n_tokens: int, epochs: Compose) -> None:
     cfg = epochs()
     corpus = identify(cfg)[1]
-    corpus = replace(corpus, val=np.asarray(corpus.train[:41]))
+    corpus = replace(corpus, val=np.asarray(corpus.train[:n_tokens]))
     module = attach(LanguageModule(cfg))
     metrics = module.evaluate(DataModule(corpus, cfg.data, batch_size, 1).val_dataloader())
-    assert metrics["val/tokens"] == 40
+    assert metrics["val/tokens"] == n_tokens - 1
 
     module.eval()
-    tokens = torch.tensor(corpus.val.astype(np.int64))
+    tokens, nll = torch.tensor(corpus.val.astype(np.int64)), 0.0
     with torch.no_grad():
-        logp = module.model(tokens[:40].view(5, 8)).double().log_softmax(-1)
-    nll = -logp.gather(-1, tokens[1:].view(5, 8, 1)).sum().item()
-    assert math.exp(metrics["val/loss"]) == pytest.approx(math.exp(nll / 40), rel=1e-6)
+        for window in (tokens[start : start + 9] for start in range(0, n_tokens - 1, 8)):
+            logp = module.model(window[None, :-1])[0].double().log_softmax(-1)
+            nll -= logp.gather(-1, window[1:, None]).sum().item()
+    assert math.exp(metrics["val/loss"]) == pytest.approx(math.exp(nll / (n_tokens - 1)), rel=1e-6)
 
 
 @pytest.mark.parametrize(("length", "edges"), [(8, [0, 8]), (20, [0, 16, 20]), (40, [0, 16, 32, 40])])
@@ -316,8 +338,9 @@ def test_penalties_train_and_are_not_in_a_reported_loss(epochs: Compose) -> None
     assert heavy.train[0]["train/penalty"] == pytest.approx(0.5 * math.log(64) ** 2, rel=0.05)
     assert heavy.train[0]["train/grad_norm"] > 1.1 * plain.train[0]["train/grad_norm"]
     batch = {**batch_of(masked(8, 8, 5)), "n_bytes": 30}
-    evaluated = [attach(LanguageModule(epochs(*extra))).evaluate([batch]) for extra in ((), ("stability=[z_loss]",))]
-    assert evaluated[0] == evaluated[1]
+    modules = [attach(LanguageModule(epochs(*extra))) for extra in ((), ("stability=[z_loss]",))]
+    assert len({str(module.evaluate([batch])) for module in modules}) == 1
+    assert len({str(module.evaluate_at(8, [batch])) for module in modules}) == 1
 
 
 # --- what arms share ---
@@ -412,17 +435,23 @@ def test_token_hash_chains_the_batches_in_order(epochs: Compose, monkeypatch: py
 @pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
 @pytest.mark.parametrize(
     ("logger", "extra"),
-    [("none", ()), ("csv", ("stability=[z_loss]", "trainer.accumulate=2")), ("tensorboard", ())],
+    [
+        ("none", ()),
+        ("csv", ("stability=[z_loss,skip_step]", "trainer.accumulate=2")),
+        ("tensorboard", ()),
+    ],
 )
 def test_metric_names_do_not_depend_on_flags(logger: str, extra: tuple[str, ...], epochs: Compose, tiny: Any) -> None:
     cfg = tiny(f"logger={logger}", *extra)
     run(cfg)
     outcome = Outcome(cfg)
-    penalty = {"train/penalty"} if extra else set()
+    chosen = {"train/penalty", "optim/skipped"} if extra else set()
     for row in outcome.train:
-        assert row.keys() == {"step", "tokens", "train/loss", "train/grad_norm", "optim/lr", "spike/count"} | penalty
+        assert row.keys() == {"step", "tokens", "train/loss", "train/grad_norm", "optim/lr", "spike/count"} | chosen
     for row in outcome.val:
         assert row.keys() == {"step", "val/loss", "val/tokens", "val/bpb"}
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    assert all(f"`{key}`" in readme for key in {*outcome.train[0], *outcome.val[0]})
     assert len(outcome.train) == 10 and len(outcome.val) == 2
     if logger == "csv":
         header = (Path(outcome.folder) / "metrics.csv").read_text().splitlines()[0].split(",")

@@ -24,6 +24,9 @@ CHOICES: list[dict[str, Any]] = [
     {"linear_bias": True, "ffn": "swiglu"},
     {"linear_bias": True, "tie_embeddings": True},
     {"norm_type": "rmsnorm", "norm": {"bias": True}},
+    {"attn": {"gate": "elementwise", "sinks": True}, "linear_bias": True, "head_bias": True},
+    {"attn": ("mla", {"q_lora_rank": 8}), "linear_bias": True},
+    {"stability": {"qk_layernorm": {"bias": True, "gains": "per_head"}}},
 ]
 
 

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -113,6 +114,41 @@ def test_second_run_continues_the_folder_and_the_id(epochs: Compose, during: Dur
     assert sum(line.startswith("step,") for line in lines) == 1
     trained = [line.split(",")[0] for line in lines[1:] if line.split(",")[2]]
     assert trained == [str(step) for step in range(1, 25)]
+
+
+def test_every_session_of_a_run_is_the_same_tracker_run(
+    epochs: Compose, during: During, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import wandb
+
+    asked: list[dict[str, Any]] = []
+    steps: list[list[int]] = []
+
+    def init(**options: Any) -> Any:
+        asked.append(options)
+        steps.append([])
+        session = steps[-1]
+        return SimpleNamespace(
+            log=lambda row: session.append(row["step"]) if "train/loss" in row else None,
+            define_metric=lambda *_, **__: None,
+            finish=lambda **_: None,
+            id=options["id"],
+            summary={},
+        )
+
+    monkeypatch.setattr(wandb, "init", init)
+    cfg = epochs("logger=wandb", "logger.mode=offline")
+    during(7, send(signal.SIGTERM))
+    stop(cfg)
+    during(12, send(signal.SIGUSR1))
+    stop(cfg)
+    during(19, fail)  # after the checkpoint of step 15
+    run(cfg)
+    done = go_on(cfg)
+    assert [(one["id"], one["resume"]) for one in asked] == [(done.id, None)] + 3 * [(done.id, "allow")]
+    assert {one["dir"] for one in asked} == {str(done.folder)} and {one["group"] for one in asked} == {""}
+    assert [(session[0], session[-1]) for session in steps] == [(1, 7), (8, 12), (13, 18), (16, 24)]
+    assert done.record["tracking"] == "ok"
 
 
 @pytest.mark.slow  # several runs

@@ -24,6 +24,7 @@ import torch
 from outcome import Outcome, Straight
 
 from andrea_ablate import config, ops
+from andrea_ablate.checkout import commit
 from andrea_ablate.config import RunConfig
 from andrea_ablate.registry import ConfigError
 from andrea_ablate.tracking.store import RunBusy, RunWriter, Store, StoreError, write_atomic
@@ -75,6 +76,32 @@ def test_a_time_budget_ends_a_run_at_the_last_step_that_fits(tiny: Compose, monk
     assert "stopped_at" not in whole and whole["tokens"] == 640
     same = run(tiny("trainer.tokens=512", "schedule=constant", "schedule.warmup_tokens=0"))
     assert record["val/loss"] == same["val/loss"] and record["run_id"] != same["run_id"]
+
+
+def test_a_time_budget_counts_what_was_spent_before_a_stop(epochs: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = itertools.count()
+    clock = SimpleNamespace(perf_counter=lambda: float(next(ticks)), time=time.time)
+    monkeypatch.setattr(callbacks, "time", clock)
+    budget = ("trainer.seconds=9.5", "trainer.checkpoint_every=4")
+    whole = run(epochs(*budget))
+    cfg, step = epochs(*budget), LanguageModule.training_step
+
+    def disturbed(self: LanguageModule, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
+        if self.step == 2:  # two seconds are in its checkpoint
+            os.kill(os.getpid(), 15)
+        if self.step == 6:  # and four in this one; what came after it is lost, and costs nothing
+            fail()
+        return step(self, batch, batch_idx)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LanguageModule, "training_step", disturbed)
+        with pytest.raises(KeyboardInterrupt):
+            run(cfg)
+        assert run(cfg)["status"] == "failed"
+    record = run(cfg)
+    assert record["resumed_from"] == 4
+    assert (record["stopped_at"], record["train_s"]) == (whole["stopped_at"], whole["train_s"]) == (9, 9.0)
+    assert record["val/loss"] == whole["val/loss"]
 
 
 def test_no_time_budget_leaves_the_name_of_a_run_as_it_was(tiny: Compose) -> None:
@@ -284,9 +311,16 @@ def test_failing_tracker_costs_the_run_nothing_but_its_mirror(
     assert [row["step"] for row in store.metrics(name) if "train/loss" in row] == list(range(1, 11))
 
 
-def test_mistake_in_the_configuration_leaves_nothing_behind(epochs: Compose) -> None:
-    cfg = epochs("pos=learned", "model.max_seq_len=4")
-    with pytest.raises(ConfigError, match="max_seq_len"):
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (["pos=learned", "model.max_seq_len=4"], "max_seq_len"),
+        (["logger=wandb", "logger.project=a/b"], "project='a/b'"),
+    ],
+)
+def test_mistake_in_the_configuration_leaves_nothing_behind(changes: list[str], words: str, epochs: Compose) -> None:
+    cfg = epochs(*changes)
+    with pytest.raises(ConfigError, match=words):
         run(cfg)
     assert not list(Path(cfg.paths.runs).iterdir())
 
@@ -316,6 +350,7 @@ def test_record_names_what_ran(epochs: Compose) -> None:
     taken["attention"] = "compiled" if taken["norm"] == "compiled" else "sdpa"
     assert record["paths"] == {"optimizer": "fused", "compile": False, **taken}
     assert record["versions"]["torch"] == torch.__version__
+    assert record["commit"] == commit()
     assert record["resumed_from"] == 0 and record["tracking"] == "off" and record["reason"] == ""
     assert record["total_steps"] == 24 and record["tokens"] == 768
     assert record["started"] <= record["ended"] and 0 < record["train_s"] < record["ended"] - record["started"] + 1

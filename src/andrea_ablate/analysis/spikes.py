@@ -11,6 +11,7 @@ from typing import Any
 WINDOW = 64  # steps that location and scale are taken from
 FEWEST = 16  # before that many are seen nothing is flagged
 OPEN, CLOSE = 6.0, 3.0  # scales above the location at which a spike starts and ends
+SMALLEST = 1e-3  # nats, of a scale: where the loss hardly moves, its last digits are no spikes
 LONGEST = 128  # flagged steps after which it is a new level, not a spike
 
 
@@ -35,9 +36,9 @@ class SpikeDetector:
     """Flags steps whose loss is far above the recent ones. It never learns from a step that it flagged.
 
     Location is the median of the last WINDOW losses that were not flagged, scale is 1.4826 times their median absolute
-    deviation. A spike opens above location + OPEN scales and closes at or below location + CLOSE scales; a loss that is
-    not finite always opens or prolongs one. Both stay as they were while it lasts. After LONGEST flagged steps the
-    spike is closed as a new level, and the window starts anew.
+    deviation, at least SMALLEST. A spike opens above location + OPEN scales and closes at or below location + CLOSE
+    scales; a loss that is not finite always opens or prolongs one. Both stay as they were while it lasts. After LONGEST
+    flagged steps the spike is closed as a new level, and the window starts anew.
     """
 
     def __init__(self) -> None:
@@ -57,7 +58,7 @@ class SpikeDetector:
         known = len(self.window) >= FEWEST
         location = statistics.median(self.window) if self.window else loss
         if known:
-            self.scale = 1.4826 * statistics.median(abs(x - location) for x in self.window)
+            self.scale = max(SMALLEST, 1.4826 * statistics.median(abs(x - location) for x in self.window))
         if math.isfinite(loss) and not (known and loss > location + OPEN * self.scale):
             self.window = [*self.window[1 - WINDOW :], loss]
             return None

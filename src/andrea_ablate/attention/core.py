@@ -39,8 +39,8 @@ def check_backend(backend: str, *, causal: bool, dropout: float, softcap: float 
         raise ConfigError(f"model.attn.backend='{backend}' is not one of {', '.join(BACKENDS)}")
     if backend == "fused" and dropout:
         raise ConfigError(
-            f"model.attn.backend=fused has no dropout, but model.attn.dropout={dropout}; "
-            "use model.attn.backend=auto or model.attn.dropout=0"
+            f"model.attn.backend=fused has no dropout, but model.dropout={dropout}; "
+            "use model.attn.backend=auto or model.dropout=0"
         )
     if backend == "fused" and not causal:
         raise ConfigError("model.attn.backend=fused is causal; use model.attn.backend=auto for model.attn.causal=false")

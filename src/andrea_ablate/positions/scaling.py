@@ -128,7 +128,7 @@ class YarnScaling(NoScaling):
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, dim - 1)
         width = high - low if high != low else 0.001
-        interpolated_P = ((torch.arange(dim // 2, dtype=torch.float64, device="cpu") - low) / width).clamp(0, 1)
+        interpolated_P = ((torch.arange(dim // 2, dtype=torch.float64) - low) / width).clamp(0, 1)
         return _plain(theta, dim) * (1 - interpolated_P * (1 - 1 / self.factor))
 
 
@@ -214,7 +214,7 @@ class Llama3Scaling(NoScaling):
 
 
 def _plain(theta: float, dim: int) -> Tensor:
-    return theta ** (-torch.arange(0, dim, 2, dtype=torch.float64, device="cpu") / dim)
+    return theta ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
 
 
 def _stretched(theta: float, factor: float, dim: int) -> float:

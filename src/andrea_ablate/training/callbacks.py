@@ -24,6 +24,7 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 
 from andrea_ablate import machine
 from andrea_ablate.analysis import Spike, SpikeDetector
+from andrea_ablate.checkout import commit
 from andrea_ablate.config import RunConfig
 from andrea_ablate.ops import library
 from andrea_ablate.tracking.mirrors import MirrorInfo, Mirrors, open_mirrors
@@ -31,6 +32,9 @@ from andrea_ablate.tracking.store import RunWriter, Store, write_atomic
 from andrea_ablate.training import checkpoint
 from andrea_ablate.training.module import LanguageModule
 from andrea_ablate.training.sharding import load_model, load_optimizer, whole
+
+# What of the record's beginning the mirrors are told with the results.
+COUNTS = ("params", "non_embedding_params", "flops_per_token", "kv_cache_bytes", "tokens", "total_steps")
 
 
 class Diverged(Exception):  # noqa: N818 (a result, not an error)
@@ -66,6 +70,7 @@ class Recorder(lightning.Callback):
         self.received: signal.Signals | None = None  # the signal that asked the run to stop
         self._pending: list[tuple[int, int, float, bool, Tensor]] = []
         self._clock = 0.0
+        self._world_size = 0
         self._writes = False
 
     def state_dict(self) -> dict[str, Any]:
@@ -86,8 +91,9 @@ class Recorder(lightning.Callback):
         quiet_lightning()  # this is another process, where it talks again
 
     def setup(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
-        self._writes = trainer.is_global_zero
+        self._writes, self._world_size = trainer.is_global_zero, trainer.world_size
         if self._writes:
+            self.writer.update(commit=commit())
             history = Store(self.writer.folder.parent).metrics(self.writer.id) if self.info.resumed else ()
             self.mirrors = open_mirrors(self.cfg.logger, self.info, history)
 
@@ -149,13 +155,15 @@ class Recorder(lightning.Callback):
                 row["train/penalty"] = penalty / max(1, n_tokens)
             if module.guard is not None:
                 row["optim/skipped"] = int(skipped)
-            if (spike := self.detector.update(step, loss)) is not None:
+            # A step that predicts nothing says nothing of the loss.
+            if n_tokens and (spike := self.detector.update(step, loss)) is not None:
                 self.spikes.append(spike)
                 if self._writes:
                     checkpoint.keep_for_replay(self.writer.folder, step)
             row["spike/count"] = len(self.spikes)
             self._row({**row, "train/grad_norm": grad_norm, "optim/lr": lr, "wall_s": round(self.wall_s, 4)})
-            self._check(step, loss, grad_norm)
+            if n_tokens:
+                self._check(step, loss, grad_norm)
 
     def _check(self, step: int, loss: float, grad_norm: float) -> None:
         if self.initial_loss is None:
@@ -196,6 +204,7 @@ class Recorder(lightning.Callback):
         if not self._writes or self.writer.record["status"] != "running":
             return  # a run ends once: a signal while its mirrors finish does not undo "finished"
         result = {
+            "world_size": self._world_size,  # of the processes that are here, whatever was asked for
             "initial_loss": self.initial_loss,
             "token_hash": self.token_hash,
             "train_s": self.wall_s,
@@ -210,7 +219,8 @@ class Recorder(lightning.Callback):
             result |= {"stopped_at": self.stopped_at, "tokens": tokens}
         tracking = self.mirrors.state
         self.writer.update(status=status, reason=reason, tracking=tracking, ended=time.time(), **result)
-        self.mirrors.finish(result, status)  # may wait for a service, so the record comes first
+        counts = {key: self.writer.record[key] for key in COUNTS}
+        self.mirrors.finish({**counts, **result}, status)  # may wait for a service, so the record comes first
         if self.mirrors.state != tracking:
             self.writer.update(tracking=self.mirrors.state)
 

@@ -183,7 +183,6 @@ class Attempt:
             "versions": machine.versions(),
             "device": machine.describe(self.device),
             "precision": cfg.trainer.precision,
-            "world_size": cfg.trainer.devices,
             "params": counts.params,
             "non_embedding_params": counts.non_embedding_params,
             "flops_per_token": counts.flops_train,
