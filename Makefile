@@ -25,7 +25,7 @@ ablate: setup ## the main job: sweep four designs over three seeds on real text,
 docs: setup ## a page per section of the lecture, from the ledger and the results, as a site in site/
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile 'mkdocs-material>=9.5'
 	$(BIN)/python -m andrea_ablate.claims.site
-	$(BIN)/mkdocs build --quiet --strict
+	$(BIN)/mkdocs build --quiet --strict --config-file .ci/mkdocs.yml
 
 test: setup ## the tests, the linter and the types
 	$(BIN)/ruff check --quiet && $(BIN)/ruff format --check --quiet
@@ -46,7 +46,7 @@ lint: setup ## put the sources into their form and the list of choices into docs
 	$(BIN)/mypy
 
 claims: setup ## measure again the lecture's claims that a CPU can, and write docs/claims.md (under half an hour)
-	$(BIN)/python -m andrea_ablate.claims run --scale cpu --budget 30m --again; status=$$?; \
+	$(BIN)/python -m andrea_ablate.claims run --scale cpu --again --jobs 2; status=$$?; \
 	$(BIN)/python -m andrea_ablate.claims report && exit $$status
 
 tune: setup ## repeat the grid that the nano recipe was chosen from (about a quarter of an hour)
