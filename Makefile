@@ -45,7 +45,7 @@ lint: setup ## put the sources into their form and the list of choices into docs
 	$(BIN)/python -m andrea_ablate.choices --markdown
 	$(BIN)/mypy
 
-claims: setup ## measure again the lecture's claims that a CPU can, and write docs/claims.md (under half an hour)
+claims: setup ## measure again the lecture's claims that a CPU can, and write docs/claims.md
 	$(BIN)/python -m andrea_ablate.claims run --scale cpu --again --jobs 2; status=$$?; \
 	$(BIN)/python -m andrea_ablate.claims report && exit $$status
 
