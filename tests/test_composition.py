@@ -186,3 +186,14 @@ def test_the_yaml_files_are_found_beside_the_package_or_above_it() -> None:
 def test_composing_again_begins_afresh(tiny: Compose) -> None:
     first: RunConfig = tiny("norm=post")
     assert tiny().model.block["norm_position"] == "pre" and first.model.block["norm_position"] == "post"
+
+
+@pytest.mark.parametrize("path", sorted((CONF / "size").glob("*.yaml")), ids=lambda path: path.stem)
+def test_what_a_size_says_is_what_comes_out(path: Path) -> None:
+    """The top level is merged behind the sizes: a key that it has itself would hide theirs."""
+    said = yaml.safe_load(path.read_text())
+    said.pop("defaults", None)
+    del said["margin"]  # of a sweep, not of its runs
+    found = leaves(to_plain(compose([f"size={path.stem}", "logger=none"])))
+    for key, value in leaves(said).items():
+        assert found[key] == (float(value) if isinstance(value, str) else value), key

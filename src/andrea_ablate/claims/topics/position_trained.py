@@ -13,8 +13,8 @@ from andrea_ablate.claims.probes.trained import Panel, Trained, baseline, bounds
 EIGHT = tuple(range(8))
 
 
-def _panel(pos: str) -> Panel:
-    return tuned(() if pos == "rope" else (f"pos={pos}",))
+def _panel(pos: str, *settings: str) -> Panel:
+    return tuned(settings if pos == "rope" else (f"pos={pos}", *settings))
 
 
 @measures("ape-extrapolates-badly")
@@ -22,7 +22,8 @@ def past_the_trained_length(claim: Claim) -> Measurement:
     """The loss at two to four times the trained length over that in the second half of it."""
     length = baseline().data.seq_len
     inside, outside = (f"val_{4 * length}/loss_from_{first}" for first in (length // 2, 2 * length))
-    panels = {pos: _panel(pos) for pos in ("learned", "sine", "rope", "alibi", "none")}
+    longer = (f"model.max_seq_len={4 * length}", f"trainer.val_lengths=[{4 * length}]")
+    panels = {pos: _panel(pos, *longer) for pos in ("learned", "sine", "rope", "alibi", "none")}
 
     def at(band: str, panel: Panel) -> dict[int, float]:
         return panel.values(lambda run: float(run.record[band]))
