@@ -41,9 +41,7 @@ class AngleTables:
         return cos_LP[:length], sin_LP[:length]
 
     def _frequencies(self, length: int) -> Tensor:
-        with torch.device(
-            "cpu"
-        ):  # on "meta", as in plans, torch would load its compiler for them
+        with torch.device("cpu"):  # on "meta", as in plans, torch would load its compiler for them
             return self.scaling.frequencies(self.theta, self.dim, length)
 
     def _make(self, length: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
