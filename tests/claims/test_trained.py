@@ -29,6 +29,7 @@ from andrea_ablate.claims.probes.trained import (
     tuned,
     wide,
 )
+from andrea_ablate.claims.topics.regularisation_trained import HELD_OUT
 from andrea_ablate.composition import compose
 from andrea_ablate.config import RunConfig
 
@@ -160,7 +161,9 @@ PLANTED: dict[str, tuple[Callable[[RunConfig], float], Verdict]] = {
     "ape-extrapolates-badly": (lambda cfg: 2.0, V.SUPPORTED),
     "nope-viable": (lambda cfg: 2.0 + 0.2 * (cfg.model.pos["type"] == "none"), V.CONTRADICTED),
     "dropout-hurts": (
-        lambda cfg: 2.0 + cfg.model.dropout * (1 if cfg.data.options["n_tokens"] > 100_000 else -1),
+        lambda cfg: (
+            2.0 + cfg.model.dropout * (1 if cfg.data.options["n_tokens"] - HELD_OUT == cfg.trainer.tokens else -1)
+        ),
         V.SUPPORTED,
     ),
     "qknorm-stability": (lambda cfg: 2.0, V.INCONCLUSIVE),

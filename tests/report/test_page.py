@@ -266,7 +266,7 @@ def test_command_line_writes_the_page_and_refuses_other_folders(two, tmp_path):
     html = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert escape(shlex.join(["python", *call[1:], str(two[0])])) in html
     done = subprocess.run([*call, str(tmp_path)], capture_output=True, text=True)
-    assert done.returncode == 1 and "give the folder of a sweep" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and "give the folder of a sweep" in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.slow  # takes long for what it holds: `make test` is to stay short
@@ -279,7 +279,7 @@ def test_commands_under_the_figures_name_the_runs_they_show(cli, tiny, tmp_path)
     assert answer.status == 0
     (folder,) = (tmp_path / "sweeps").iterdir()
     assert f"python -m andrea_ablate.report {folder} --runs {tmp_path}/runs" in answer.out
-    html = page([folder], Store(tmp_path / "runs"), "")
+    html = page([folder], Store(tmp_path / "runs"), "python -m andrea_ablate.report")
     shown = unescape(html[html.index('<figure id="curves-0"') :])
     ids = re.findall(r"<code>([0-9a-f]{16})</code>", shown[: shown.index("</figure>")])
     made = []

@@ -225,6 +225,6 @@ def test_the_command_writes_page_and_spec_and_asks_nobody(tmp_path: Path) -> Non
         timeout=120,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    page, said = done.stdout.splitlines()
+    page, *_, said = done.stdout.splitlines()
     assert page == "report.html" and "report.wandb.json" in said
     assert {"report.html", "report.wandb.json"} <= {path.name for path in tmp_path.iterdir()}

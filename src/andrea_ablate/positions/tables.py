@@ -24,7 +24,8 @@ class AngleTables:
         if not theta > 0:
             raise ConfigError(f"pos: theta={theta} must be positive, such as 10000")
         self.dim, self.theta, self.scaling = dim, theta, scaling or NoScaling()
-        self._frequencies(length=1)  # what does not fit is refused now, not in the first step
+        with torch.device("cpu"):  # on "meta", where plans build, torch.arange would load torch's compiler
+            self.scaling.frequencies(theta, dim, length=1)  # what does not fit is refused now, not in the first step
         self._kept: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
         self._regime = 0
 
@@ -40,11 +41,7 @@ class AngleTables:
         cos_LP, sin_LP = self._kept[key]
         return cos_LP[:length], sin_LP[:length]
 
-    def _frequencies(self, length: int) -> Tensor:
-        with torch.device("cpu"):  # on "meta", as in plans, torch would load its compiler for them
-            return self.scaling.frequencies(self.theta, self.dim, length)
-
     def _make(self, length: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        frequency_P, magnitude = self._frequencies(length), self.scaling.magnitude
-        angle_LP = torch.arange(length, dtype=torch.float64, device="cpu").outer(frequency_P)
+        frequency_P, magnitude = self.scaling.frequencies(self.theta, self.dim, length), self.scaling.magnitude
+        angle_LP = torch.arange(length, dtype=torch.float64).outer(frequency_P)
         return (angle_LP.cos() * magnitude).to(device, dtype), (angle_LP.sin() * magnitude).to(device, dtype)
