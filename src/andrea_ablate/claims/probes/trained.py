@@ -49,6 +49,7 @@ BENCHES = {
             "trainer.accelerator=cuda",
             "trainer.precision=bf16-mixed",
             "trainer.tokens=20_000_000",
+            "trainer.val_lengths=[1024]",
             "trainer.val_every=0",
             "trainer.checkpoint_every=0",
         ),

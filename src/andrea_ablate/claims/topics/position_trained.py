@@ -43,7 +43,8 @@ def past_the_trained_length(claim: Claim) -> Measurement:
 @measures("nope-viable")
 def without_encoding(claim: Claim) -> Measurement:
     """The loss without a position encoding over that with one, within the trained length."""
-    none, others = _panel("none"), {pos: _panel(pos) for pos in ("rope", "learned")}
+    at_length = "trainer.val_lengths=[]"  # a learned table has no position past it
+    none, others = _panel("none", at_length), {pos: _panel(pos, at_length) for pos in ("rope", "learned")}
     return Measurement(
         worded=tuple(
             fair(
