@@ -11,11 +11,10 @@ import json
 import sys
 from pathlib import Path
 
-import yaml
-
 from andrea_ablate.command import command
 from andrea_ablate.registry import ConfigError
 from andrea_ablate.tracking.store import Store, encode, write_atomic
+from andrea_ablate.yamltext import load_yaml
 
 
 @command
@@ -40,7 +39,7 @@ def main() -> None:
         store,
         given.run,
         given.step,
-        {key: yaml.safe_load(value) for key, _, value in pairs},
+        {key: load_yaml(value) for key, _, value in pairs},
         before=given.before,
         after=given.after,
         exchanged=[given.step] if given.exchange else [],

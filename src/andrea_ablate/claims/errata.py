@@ -6,12 +6,11 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from andrea_ablate.claims.claim import Verdict
 from andrea_ablate.claims.ledger import claim_of
 from andrea_ablate.claims.report import verdict_of
 from andrea_ablate.claims.results import firmest
+from andrea_ablate.yamltext import load_yaml
 
 TABLE = Path(__file__).parent / "errata.yaml"
 PAGE = Path("docs/errata.md")
@@ -39,7 +38,7 @@ class Erratum:
 
 def errata() -> list[Erratum]:
     """All of them, in order."""
-    return [Erratum(**row) for row in yaml.safe_load(TABLE.read_text(encoding="utf-8"))]
+    return [Erratum(**row) for row in load_yaml(TABLE.read_text(encoding="utf-8"))]
 
 
 def markdown() -> str:

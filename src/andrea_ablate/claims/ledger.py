@@ -10,10 +10,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from andrea_ablate.claims.claim import KINDS, RULES, SCALES, Cell, Claim, Measurement
 from andrea_ablate.registry import ConfigError, Registry, nearest
+from andrea_ablate.yamltext import load_yaml
 
 TOPICS = {
     "residual": "Residual stream",
@@ -45,7 +44,7 @@ def ledger() -> dict[str, Claim]:
     found: dict[str, Claim] = {}
     for topic in TOPICS:
         path = Path(__file__).parent / "topics" / f"{topic}.yaml"
-        for row in yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        for row in load_yaml(path.read_text(encoding="utf-8")):
             claim = _claim(topic, row)
             if claim.id in found:
                 raise ConfigError(f"claim '{claim.id}' stands twice in the ledger; the second is in {path.name}")

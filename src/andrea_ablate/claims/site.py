@@ -15,8 +15,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from andrea_ablate.choices import class_of, describe, registries
 from andrea_ablate.claims.claim import RULES, Claim, Finding, Verdict
 from andrea_ablate.claims.intervals import svg
@@ -25,6 +23,7 @@ from andrea_ablate.claims.report import number, sentence, verdict_of
 from andrea_ablate.claims.results import Result, codes, firmest, uses
 from andrea_ablate.composition import choice_options, resource_root
 from andrea_ablate.tracking.store import write_atomic
+from andrea_ablate.yamltext import load_yaml
 
 FOLDER = Path("docs")
 SECTIONS = {
@@ -170,7 +169,7 @@ def experiments() -> dict[str, list[str]]:
     """Claim -> the experiments that bear its id as a tag, whose sweep shows it at whatever size is asked for."""
     found: dict[str, list[str]] = {}
     for path in sorted((resource_root() / "experiments").glob("*.yaml")):
-        for tag in yaml.safe_load(path.read_text(encoding="utf-8")).get("tags", ()):
+        for tag in load_yaml(path.read_text(encoding="utf-8")).get("tags", ()):
             found.setdefault(tag, []).append(path.stem)
     return found
 
