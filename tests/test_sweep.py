@@ -91,6 +91,11 @@ def test_a_sweep_trains_compares_and_is_not_trained_again(tmp_path: Path, cli: C
     (folder,) = (tmp_path / "sweeps").iterdir()
     names = ["comparison.csv", "comparison.json", "comparison.md", "plan.json"]
     assert sorted(path.name for path in folder.iterdir()) == names
+    planned = json.loads((folder / "plan.json").read_bytes())
+    assert planned["margin"] == saved["margin"]
+    keys = ("arm", "seed", "design", "lr", "warmup_tokens")
+    kept = {run["run_id"]: [run[key] for key in keys] for run in saved["runs"]}
+    assert {run_id: [run[key] for key in keys] for run_id, run in planned["runs"].items()} == kept
 
     before = snapshot(tmp_path)
     again = cli("norm=pre,post", "-m", "seed=0")

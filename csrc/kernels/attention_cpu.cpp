@@ -66,7 +66,15 @@ ANDREA_INLINE void tile_product(A* c, int64_t ldc, const A* a, int64_t row, int6
     for (int v = 0; v < V; ++v) store(c + i * ldc + v * W, add ? load(c + i * ldc + v * W) + sum[i][v] : sum[i][v]);
 }
 
-// The same for `width` columns, a multiple of the vector width.
+// A panel of products over d_head, summed in pieces of 64: a longer sum rounds more than torch's does.
+template <typename A> ANDREA_INLINE void score_tile(A* c, int64_t ldc, const A* rows, int64_t width, const A* panel, int64_t depth) {
+  constexpr int64_t kPiece = 64;
+  tile_product<2, false>(c, ldc, rows, width, 1, panel, kPanel<A>, std::min(depth, kPiece));
+  for (int64_t k = kPiece; k < depth; k += kPiece)
+    tile_product<2, true>(c, ldc, rows + k, width, 1, panel + k * kPanel<A>, kPanel<A>, std::min(depth - k, kPiece));
+}
+
+// tile_product for `width` columns, a multiple of the vector width.
 template <bool add, typename A>
 ANDREA_INLINE void row_product(A* c, const A* a, int64_t row, int64_t step, const A* b, int64_t depth, int64_t width) {
   int64_t n = 0;
@@ -273,7 +281,7 @@ template <typename T> struct ForwardTask {
     for (int r = 0; r < kRows; ++r) peak[r] = Vector<A>{} + kNever<A>;
     for (int64_t c = begin; c < to; c += N) {
       A* s = strip + c;
-      tile_product<2, false>(s, kKeys, queries, width, 1, k + (block + c) * width, N, in.K);
+      score_tile(s, kKeys, queries, width, k + (block + c) * width, in.K);
       head.logits(s, kKeys, i, block + c, nullptr);
       for (int r = 0; r < kRows; ++r)
         for (int n = 0; n < N; n += W) {
@@ -323,18 +331,18 @@ template <typename T> struct BackwardTask {
   const AttentionInputs<T>& in;
   Head<T> head;
   Scratch<A> scratch;
-  A *q, *dout, *k, *k_panels, *v_panels, *dk, *dv, *dq, *p, *ds, *lse, *delta, *dtable = nullptr;
+  A *q, *dout, *k, *k_panels, *v_panels, *dk, *dv, *dq, *p, *ds, *lse, *delta, *dlse, *dtable = nullptr;
   int64_t packed = -1;
 
   explicit BackwardTask(const AttentionBackward<T>& a)
       : a(a), in(a.in), head(a.in),
-        scratch((2 * head.rows + 5 * head.keys + kQueries) * head.width + 2 * kQueries * kKeys + 2 * head.rows + head.scratch_size() +
+        scratch((2 * head.rows + 5 * head.keys + kQueries) * head.width + 2 * kQueries * kKeys + 3 * head.rows + head.scratch_size() +
                 (a.dbias ? head.table_size() : 0) + 1024) {
     const int64_t rows = head.rows * head.width, keys = head.keys * head.width;
     q = scratch.take(rows), dout = scratch.take(rows), k = scratch.take(keys), k_panels = scratch.take(keys);
     v_panels = scratch.take(keys), dk = scratch.take(keys), dv = scratch.take(keys), dq = scratch.take(kQueries * head.width);
     p = scratch.take(kQueries * kKeys), ds = scratch.take(kQueries * kKeys);
-    lse = scratch.take(head.rows), delta = scratch.take(head.rows);
+    lse = scratch.take(head.rows), delta = scratch.take(head.rows), dlse = scratch.take(head.rows);
     head.reserve(scratch);
     if (a.dbias) dtable = scratch.take(head.table_size());
   }
@@ -408,14 +416,14 @@ template <typename T> struct BackwardTask {
     for (int64_t l = 0; l < head.rows; ++l) {
       // A row without a key, or beyond the last, has weights exp(-inf) = 0.
       if (l >= in.L || a.lse[at + l] == kNever<A>) {
-        lse[l] = -kNever<A>, delta[l] = 0;
+        lse[l] = -kNever<A>, delta[l] = dlse[l] = 0;
         continue;
       }
       const A *y = load_row(a.out + ((b * in.L + l) * in.H + h) * in.K, dq, in.K), *x = dout + l * head.width;
       A sum = 0;
 #pragma omp simd reduction(+ : sum)
       for (int64_t d = 0; d < in.K; ++d) sum += x[d] * y[d];
-      lse[l] = a.lse[at + l], delta[l] = a.dlse ? sum - a.dlse[at + l] : sum;
+      lse[l] = a.lse[at + l], dlse[l] = a.dlse ? a.dlse[at + l] : 0, delta[l] = sum - dlse[l];
       if (a.batch_dsinks) dsink -= double(math::exp_decay(in.sinks[h] - lse[l])) * delta[l];
     }
     if (a.batch_dsinks) a.batch_dsinks[b * in.H + h] = A(dsink);
@@ -426,22 +434,19 @@ template <typename T> struct BackwardTask {
     const int64_t from = std::max(low, block) - block, to = std::min(high, block + kKeys) - block;
     A *p_strip = p + at * kKeys, *ds_strip = ds + at * kKeys;
     if (from >= to) return;
+    // Where these queries see no other block, delta is the sum over their weights: what rounds dp then cancels, and the
+    // gradient of a query that sees one key is 0.
+    const bool whole = low >= block && high <= block + kKeys;
     const int64_t begin = from / N * N;
-    const A *queries = q + (l + at) * width, *gradients = dout + (l + at) * width, *log_sum = lse + l + at, *product = delta + l + at;
-    A slope[kRows * N];
-    int64_t c = begin;
-    for (; c < to; c += N) {
-      A *s = p_strip + c, *d = ds_strip + c;
-      tile_product<2, false>(s, kKeys, queries, width, 1, k_panels + (block + c) * width, N, in.K);
-      tile_product<2, false>(d, kKeys, gradients, width, 1, v_panels + (block + c) * width, N, in.K);
-      head.logits(s, kKeys, i, block + c, slope);
+    const A *queries = q + (l + at) * width, *gradients = dout + (l + at) * width, *log_sum = lse + l + at;
+    A *product = delta + l + at, slopes[kRows * kKeys];
+    const auto finish = [&](int64_t c, const A* slope) {
+      const A* s = p_strip + c;
+      A* d = ds_strip + c;
       for (int r = 0; r < kRows; ++r) {
-        const A shift = log_sum[r], less = product[r];
+        const A less = product[r];
 #pragma omp simd
-        for (int n = 0; n < N; ++n) {
-          s[r * kKeys + n] = math::exp_decay(s[r * kKeys + n] - shift);
-          d[r * kKeys + n] = s[r * kKeys + n] * (d[r * kKeys + n] - less);
-        }
+        for (int n = 0; n < N; ++n) d[r * kKeys + n] = s[r * kKeys + n] * (d[r * kKeys + n] - less);
       }
       if (dtable)
         for (int r = 0; r < kRows; ++r) {
@@ -454,6 +459,26 @@ template <typename T> struct BackwardTask {
 #pragma omp simd
           for (int n = 0; n < N; ++n) d[r * kKeys + n] *= slope[r * N + n];
         }
+    };
+    Vector<A> sums[kRows] = {};
+    int64_t c = begin;
+    for (; c < to; c += N) {
+      A *s = p_strip + c, *d = ds_strip + c, *slope = slopes + c * kRows;
+      score_tile(s, kKeys, queries, width, k_panels + (block + c) * width, in.K);
+      score_tile(d, kKeys, gradients, width, v_panels + (block + c) * width, in.K);
+      head.logits(s, kKeys, i, block + c, slope);
+      for (int r = 0; r < kRows; ++r) {
+        const A shift = log_sum[r];
+#pragma omp simd
+        for (int n = 0; n < N; ++n) s[r * kKeys + n] = math::exp_decay(s[r * kKeys + n] - shift);
+        if (whole)
+          for (int n = 0; n < N; n += W) sums[r] += load(s + r * kKeys + n) * load(d + r * kKeys + n);
+      }
+      if (!whole) finish(c, slope);
+    }
+    if (whole) {
+      for (int r = 0; r < kRows; ++r) product[r] = reduced<A>(sums[r], [](auto x, auto y) { return x + y; }) - dlse[l + at + r];
+      for (int64_t done = begin; done < c; done += N) finish(done, slopes + done * kRows);
     }
     clear_beside(p_strip, kKeys, begin, c);
     clear_beside(ds_strip, kKeys, begin, c);

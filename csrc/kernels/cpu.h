@@ -69,4 +69,17 @@ template <typename T> static inline void store_row(T* y, const acc_t<T>* buffer,
   }
 }
 
+// y[i] = value(i) for a row; fp16, whose conversion gcc does not vectorise, by way of `buffer`.
+template <typename T, typename Value> static inline void fill_row(T* y, acc_t<T>* buffer, int64_t n, const Value& value) {
+  if constexpr (std::is_same_v<T, fp16>) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) buffer[i] = value(i);
+    store_row(y, buffer, n);
+  } else {
+    (void)buffer;
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) y[i] = narrow<T>(value(i));
+  }
+}
+
 }  // namespace andrea

@@ -25,9 +25,9 @@ template <typename T> void cross_entropy_cpu(const CrossEntropy<T>& a) {
       const A* s = load_row(row, buffer.data(), V);
       if (a.softcap > 0) {
         A* capped = buffer.data();
-        const A cap = a.softcap, inverse = 1 / cap;  // a local, or the loop would not vectorise
+        const A cap = a.softcap;  // a local, or the loop would not vectorise
 #pragma omp simd
-        for (int64_t v = 0; v < V; ++v) capped[v] = cap * math::tanh(s[v] * inverse);
+        for (int64_t v = 0; v < V; ++v) capped[v] = cap * math::tanh(s[v] / cap);
         s = capped;
       }
       A top = -std::numeric_limits<A>::infinity(), sum = 0;
@@ -35,8 +35,8 @@ template <typename T> void cross_entropy_cpu(const CrossEntropy<T>& a) {
       for (int64_t v = 0; v < V; ++v) top = s[v] > top ? s[v] : top;
 #pragma omp simd reduction(+ : sum)
       for (int64_t v = 0; v < V; ++v) sum += math::exp(s[v] - top);
-      const A z = top + std::log(sum);
-      a.z[r] = z, a.nll[r] = z - s[t];
+      const A log_sum = std::log(sum), z = top + log_sum;
+      a.z[r] = z, a.nll[r] = (top - s[t]) + log_sum;  // z is larger, and rounded more coarsely
       if (!a.gradient) continue;
       const A weight = a.token_weight ? a.token_weight[r] : 1;
       const A scale = weight * (dnll + 2 * dpenalty * a.z_weight * z) / sum, at_target = s[t];

@@ -5,53 +5,85 @@
 
 namespace andrea::ANDREA_ISA {
 
-// sum_d term(d) in 32 running sums: one alone waits for each addition, and loses more than rounding does over a wide row.
-template <typename A, typename Term> static inline A sum_of(int64_t D, const Term& term) {
-  constexpr int64_t kLanes = 32;
-  A lanes[kLanes] = {}, sum = 0;
+// Eight neighbours of a row, wherever it begins.
+template <typename A> struct LanesOf {
+  typedef A type __attribute__((vector_size(8 * sizeof(A)), aligned(alignof(A)), may_alias));
+};
+template <typename A> using Lanes = typename LanesOf<A>::type;
+template <typename A> static inline const Lanes<A>& lanes_at(const A* x) { return *reinterpret_cast<const Lanes<A>*>(x); }
+template <typename A> static inline Lanes<A>& lanes_at(A* x) { return *reinterpret_cast<Lanes<A>*>(x); }
+template <typename A> static inline A sum_of(const Lanes<A>& v) {
+  return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
+}
+
+// sum_d (x[d] - mean)^kPower in 32 running sums: one alone waits for each addition, and loses more than rounding does over a
+// wide row.
+template <int kPower, typename A> static inline A sum_of(const A* x, A mean, int64_t D) {
+  Lanes<A> sums[4] = {};
   int64_t d = 0;
-  for (; d + kLanes <= D; d += kLanes) {
-#pragma omp simd
-    for (int64_t i = 0; i < kLanes; ++i) lanes[i] += term(d + i);
-  }
-  for (; d < D; ++d) sum += term(d);
-  for (int64_t width = kLanes / 2; width > 0; width /= 2)
-    for (int64_t i = 0; i < width; ++i) lanes[i] += lanes[i + width];
-  return sum + lanes[0];
+  for (; d + 32 <= D; d += 32)
+    for (int i = 0; i < 4; ++i) {
+      const Lanes<A> v = lanes_at(x + d + 8 * i) - mean;
+      sums[i] += kPower == 2 ? v * v : v;
+    }
+  A sum = sum_of<A>((sums[0] + sums[1]) + (sums[2] + sums[3]));
+  for (; d < D; ++d) sum += kPower == 2 ? (x[d] - mean) * (x[d] - mean) : x[d] - mean;
+  return sum;
 }
 
 template <typename T> void norm_forward_cpu(const NormForward<T>& a) {
   using A = acc_t<T>;
   const int64_t D = a.D;
   parallel(a.R, 1 + 32768 / (D + 1), [&](int64_t begin, int64_t end) {
-    std::vector<A> input(D), output(D);
+    std::vector<A> buffer(4 * D);
+    A *input = buffer.data(), *output = input + D, *g = output + D, *bias = g + D;
+    for (int64_t d = 0; d < D; ++d) g[d] = a.gain ? a.offset + a.gain[d] : 1, bias[d] = a.bias ? a.bias[d] : 0;
     for (int64_t r = begin; r < end; ++r) {
-      const A* s = load_row(a.x + r * D, input.data(), D);
+      const A* s = load_row(a.x + r * D, input, D);
       if (a.residual) {
-        const A* residual = load_row(a.residual + r * D, output.data(), D);
-        A* sum = row_target(a.sum + r * D, input.data());
-#pragma omp simd
-        for (int64_t d = 0; d < D; ++d) sum[d] = s[d] + residual[d];
-        store_row(a.sum + r * D, sum, D);
-        s = load_row(a.sum + r * D, input.data(), D);  // rounded as the stream is
+        const A* residual = load_row(a.residual + r * D, output, D);
+        fill_row(a.sum + r * D, input, D, [&](int64_t d) { return s[d] + residual[d]; });
+        s = load_row(a.sum + r * D, input, D);  // rounded as the stream is
       }
       A mean = 0;
-      if (a.mean) a.mean[r] = mean = sum_of<A>(D, [&](int64_t d) { return s[d]; }) / D;
-      const A squares = sum_of<A>(D, [&](int64_t d) { return (s[d] - mean) * (s[d] - mean); });
+      if (a.mean) a.mean[r] = mean = sum_of<1>(s, A(0), D) / D;
+      const A squares = sum_of<2>(s, mean, D);
       const A rstd = a.rstd[r] = 1 / std::sqrt(squares / D + a.eps);
-      A* y = row_target(a.y + r * D, output.data());
-      if (a.gain && a.bias) {
-#pragma omp simd
-        for (int64_t d = 0; d < D; ++d) y[d] = (s[d] - mean) * rstd * (a.offset + a.gain[d]) + a.bias[d];
-      } else if (a.gain) {
-#pragma omp simd
-        for (int64_t d = 0; d < D; ++d) y[d] = (s[d] - mean) * rstd * (a.offset + a.gain[d]);
-      } else {
-        for (int64_t d = 0; d < D; ++d) y[d] = (s[d] - mean) * rstd + (a.bias ? a.bias[d] : 0);
-      }
-      store_row(a.y + r * D, y, D);
+      fill_row(a.y + r * D, output, D, [&](int64_t d) { return (s[d] - mean) * rstd * g[d] + bias[d]; });
     }
   });
+}
+
+// The gradient of row r; dgain and dbias grow by its share.
+template <typename T>
+static inline void backward(const NormBackward<T>& a, int64_t r, const acc_t<T>* g, acc_t<T>* buffer, acc_t<T>* dgain, acc_t<T>* dbias) {
+  using A = acc_t<T>;
+  const int64_t D = a.D;
+  const A *dy = load_row(a.dy + r * D, buffer, D), *s = load_row(a.s + r * D, buffer + D, D);
+  const A mean = a.mean ? a.mean[r] : 0, rstd = a.rstd[r];
+  Lanes<A> dots = {}, totals = {};
+  int64_t d = 0;
+  for (; d + 8 <= D; d += 8) {
+    if (d % 16 == 0) __builtin_prefetch(a.dx + r * D + d, 1);  // written below: waits for memory now, beside the sums
+    const Lanes<A> v = lanes_at(dy + d), h = (lanes_at(s + d) - mean) * rstd, gdy = lanes_at(g + d) * v;
+    dots += gdy * h, totals += gdy;
+    lanes_at(dgain + d) += v * h, lanes_at(dbias + d) += v;
+  }
+  A dot = sum_of<A>(dots), total = sum_of<A>(totals);
+  for (; d < D; ++d) {
+    const A v = dy[d], h = (s[d] - mean) * rstd, gdy = g[d] * v;
+    dot += gdy * h, total += gdy;
+    dgain[d] += v * h, dbias[d] += v;
+  }
+  const A slope = dot / D, shift = a.mean ? total / D : 0;
+  const auto dx = [&](int64_t d) { return rstd * (g[d] * dy[d] - shift - (s[d] - mean) * rstd * slope); };
+  A* const output = buffer + 2 * D;
+  if (a.dsum) {
+    const A* dsum = load_row(a.dsum + r * D, output, D);
+    fill_row(a.dx + r * D, output, D, [&](int64_t d) { return dx(d) + dsum[d]; });
+  } else {
+    fill_row(a.dx + r * D, output, D, dx);
+  }
 }
 
 template <typename T> void norm_backward_cpu(const NormBackward<T>& a) {
@@ -59,35 +91,12 @@ template <typename T> void norm_backward_cpu(const NormBackward<T>& a) {
   const int64_t D = a.D, rows = (a.R + kPartials - 1) / kPartials;
   parallel(kPartials, 1, [&](int64_t first, int64_t last) {
     std::vector<A> buffer(4 * D);
-    A *dy_row = buffer.data(), *s_row = dy_row + D, *dx_row = s_row + D, *g = dx_row + D;
+    A* const g = buffer.data() + 3 * D;
     for (int64_t d = 0; d < D; ++d) g[d] = a.gain ? a.offset + a.gain[d] : 1;
     for (int64_t part = first; part < last; ++part) {
       A *dgain = a.partials + part * D, *dbias = a.partials + (kPartials + part) * D;
       for (int64_t d = 0; d < D; ++d) dgain[d] = dbias[d] = 0;
-      for (int64_t r = part * rows; r < (part + 1) * rows && r < a.R; ++r) {
-        const A *dy = load_row(a.dy + r * D, dy_row, D), *s = load_row(a.s + r * D, s_row, D);
-        const A mean = a.mean ? a.mean[r] : 0, rstd = a.rstd[r];
-        A dot = 0, total = 0;
-#pragma omp simd reduction(+ : dot, total)
-        for (int64_t d = 0; d < D; ++d) {
-          const A h = (s[d] - mean) * rstd;
-          dot += g[d] * dy[d] * h;
-          total += g[d] * dy[d];
-          dgain[d] += dy[d] * h;
-          dbias[d] += dy[d];
-        }
-        dot /= D;
-        total = a.mean ? total / D : 0;
-        A* dx = row_target(a.dx + r * D, dx_row);
-#pragma omp simd
-        for (int64_t d = 0; d < D; ++d) dx[d] = rstd * (g[d] * dy[d] - total - (s[d] - mean) * rstd * dot);
-        if (a.dsum) {
-          const A* dsum = load_row(a.dsum + r * D, s_row, D);
-#pragma omp simd
-          for (int64_t d = 0; d < D; ++d) dx[d] += dsum[d];
-        }
-        store_row(a.dx + r * D, dx, D);
-      }
+      for (int64_t r = part * rows; r < (part + 1) * rows && r < a.R; ++r) backward(a, r, g, buffer.data(), dgain, dbias);
     }
   });
   for (int64_t part = 0; part < kPartials; ++part) {

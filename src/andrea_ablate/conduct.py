@@ -99,7 +99,7 @@ def train_missing(
         check: say what the arms differ in, and refuse what nothing declares.
     """
     from andrea_ablate.ops import library
-    from andrea_ablate.progress import Progress, device_table, plan_table
+    from andrea_ablate.progress import Progress, device_lines, plan_table
     from andrea_ablate.tracking import FINAL, check_logger
 
     store = store_of(jobs)
@@ -122,13 +122,14 @@ def train_missing(
     if len(unique) < len(jobs):
         console.print(f"{len(jobs) - len(unique)} of {len(jobs)} points are the same runs as others and train once.")
     if factors and factors.settings.plan:
-        table = device_table(missing, factors.launcher, factors.settings.machine.gpus, store)
-        console.print(table if missing else "No run is left to train, so none needs a device.")
+        lines = device_lines(missing, factors.launcher, factors.settings.machine.gpus, store)
+        told = lines if missing else "No run is left to train, so none needs a device."
+        console.print(told, markup=False, highlight=False, soft_wrap=True)
         raise SystemExit(0)
     folder = Path(jobs[0].cfg.paths.sweeps) / name
     stop = _stop_file(jobs[0].cfg.paths, jobs[0].cfg.group or name)
     with suppress(OSError):  # the same folder refuses the comparison, which is then printed all the same
-        _plan(unique.values(), name, store, factors.command if factors else ()).save(folder.parent)
+        _plan(unique.values(), name, store, factors).save(folder.parent)
         stop.unlink(missing_ok=True)
     failed: Mapping[str, str] = {}
     try:
@@ -147,14 +148,23 @@ def train_missing(
     return {job.run_id: row_of(job, store, failed.get(job.run_id, "")) for job in unique.values()}
 
 
-def _plan(jobs: Iterable[Job], name: str, store: Store, command: Sequence[str]) -> Plan:
+def _plan(jobs: Iterable[Job], name: str, store: Store, factors: Factors | None) -> Plan:
     from andrea_ablate.tracking import Plan
 
-    runs = {
-        job.run_id: {"arm": job.arm, "seed": job.cfg.seed, "tokens": job.cfg.total_steps * job.cfg.tokens_per_step}
-        for job in jobs
+    runs = {job.run_id: {**told(job), "tokens": job.cfg.total_steps * job.cfg.tokens_per_step} for job in jobs}
+    command, margin = (list(factors.command), factors.settings.margin) if factors else ([], None)
+    return Plan(name, command, os.getcwd(), str(store.root), runs, margin)
+
+
+def told(job: Job) -> dict[str, Any]:
+    """What a sweep knows of a run beside its record, as `row_from_record` takes it."""
+    return {
+        "arm": job.arm,
+        "seed": job.cfg.seed,
+        "design": job.design,
+        "lr": job.cfg.optim["lr"],
+        "warmup_tokens": job.cfg.warmup_steps * job.cfg.tokens_per_step,
     }
-    return Plan(name, list(command), os.getcwd(), str(store.root), runs)
 
 
 def _say_what_differs(
@@ -219,15 +229,7 @@ def row_of(job: Job, store: Store, failure: str = "") -> RunRow:
     record = store.current(job.run_id)
     if failure and (record["status"] in ("running", "missing") or record.get("reason") == KILLED):
         record = {**record, "status": "failed", "reason": failure}
-    return row_from_record(
-        record,
-        arm=job.arm,
-        seed=job.cfg.seed,
-        run_id=job.run_id,
-        design=job.design,
-        lr=job.cfg.optim["lr"],
-        warmup_tokens=job.cfg.warmup_steps * job.cfg.tokens_per_step,
-    )
+    return row_from_record(record, run_id=job.run_id, **told(job))
 
 
 def run_job(

@@ -111,6 +111,8 @@ def _fake_backward(
 
 
 def _save(ctx: Any, s: Tensor, gain: Tensor | None, bias: Tensor | None, mean: Tensor, rstd: Tensor) -> None:
+    ctx.mark_non_differentiable(mean, rstd)
+    ctx.set_materialize_grads(False)  # zeros for these two cost as much as a short row
     ctx.save_for_backward(s, gain, mean, rstd)
     ctx.bias_dtype = None if bias is None else bias.dtype
 
@@ -125,17 +127,19 @@ def _setup_add_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...
     _save(ctx, output[1], gain, bias, *output[2:])
 
 
-def _gradients(ctx: Any, dy: Tensor, dsum: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def _gradients(ctx: Any, dy: Tensor | None, dsum: Tensor | None) -> tuple[Tensor | None, ...]:
     s, gain, mean, rstd = ctx.saved_tensors
+    if dy is None:  # the norm is not used, or neither is its input
+        return dsum, None, None
     dx, dgain, dbias = torch.ops.andrea_ablate.norm_backward(dy, dsum, s, gain, mean, rstd, ctx.unit_offset)
     return dx, None if gain is None else dgain.to(gain.dtype), ctx.bias_dtype and dbias.to(ctx.bias_dtype)
 
 
-def _backward_norm(ctx: Any, dy: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+def _backward_norm(ctx: Any, dy: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
     return *_gradients(ctx, dy, None), None, None, None
 
 
-def _backward_add_norm(ctx: Any, dy: Tensor, dsum: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+def _backward_add_norm(ctx: Any, dy: Tensor | None, dsum: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
     dx, dgain, dbias = _gradients(ctx, dy, dsum)
     return dx, dx, dgain, dbias, None, None, None
 

@@ -23,7 +23,8 @@ class Plan:
         name: of the sweep's folder.
         command: the arguments after ``python -m andrea_ablate``; started_in: the folder that relative paths begin in.
         store: folder of the runs.
-        runs: run id -> its arm and seed, as they are shown, and its budget in tokens.
+        runs: run id -> its arm and seed, as they are shown, its budget in tokens, and what `row_from_record` takes.
+        margin: nats per token, of the arms' verdicts; None in plans from before it was kept.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Plan:
     started_in: str
     store: str
     runs: Mapping[str, Mapping[str, Any]]
+    margin: float | None = None
 
     def save(self, sweeps: Path) -> None:
         """Write it into the sweep's folder, unless it is there already."""
