@@ -6,16 +6,18 @@ import http.client
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 
+from andrea_ablate.dashboard.live import sweeps
 from andrea_ablate.dashboard.server import Dashboard, is_loopback
 from andrea_ablate.registry import ConfigError
 from andrea_ablate.report import compare, save
-from andrea_ablate.report.compare import row_from_record
-from andrea_ablate.tracking.plans import Plan
+from andrea_ablate.report.compare import MARGIN_NATS, row_from_record
+from andrea_ablate.tracking.plans import Plan, load_plan
 from andrea_ablate.tracking.store import Store
 
 EVIL = "norm=<b>pre</b>"
@@ -68,6 +70,18 @@ def test_a_sweep_under_way_is_compared_as_far_as_it_is(tmp_path: Path, sweep: St
             writer.log({"step": 1, "train/loss": 5.0})
             writer.update(run_id="b1", status="running")
             assert '<td data-head="status">running</td>' in ask(server, "/sweep/planned")[1]
+
+
+def test_a_sweep_under_way_is_judged_as_its_command_will(tmp_path: Path, sweep: Store) -> None:
+    (folder,) = (tmp_path / "sweeps").iterdir()
+    plan = load_plan(folder)
+    runs = {run_id: {**run, "design": "d", "lr": 1e-3 * (1 + run["seed"])} for run_id, run in plan.runs.items()}
+    replace(plan, margin=0.25, runs=runs).save(folder.parent)
+    page = sweeps(folder.parent, sweep.root)["planned"].comparison()
+    assert page.margin == 0.25
+    assert [(row.design, row.lr) for row in page.rows] == [("d", 1e-3), ("d", 2e-3)] * 2
+    replace(plan, margin=None).save(folder.parent)
+    assert sweeps(folder.parent, sweep.root)["planned"].comparison().margin == MARGIN_NATS
 
 
 def test_a_page_knows_when_it_is_old(tmp_path: Path, sweep: Store) -> None:

@@ -146,7 +146,7 @@ def test_the_lead_is_read_as_a_difference_of_losses(tmp_path, b):
     ahead, against = read(folder, store, "").leads
     lead = load(folder).lead.effect
     assert ahead.size == f"{lead.mean:.4f}"
-    assert ahead.against.startswith("lower loss per token than the next best 'B'")
+    assert ahead.way == "lower" and ahead.against.startswith("than the next best 'B'")
     assert ahead.interval == f"95 % [{lead.low:+.4f}, {lead.high:+.4f}]"
     assert (against.size, against.doubt) == ("0.5833", "better: supported")
     assert "the baseline 'base', paired over 3 seeds" in against.against
@@ -157,4 +157,4 @@ def test_a_best_mean_that_is_behind_on_the_shared_seeds_says_so(tmp_path):
     folder, store = plant(tmp_path, rows)
     (lead,) = read(folder, store, "").leads
     assert (lead.size, lead.doubt) == ("0.0550", "not settled")
-    assert lead.against.startswith("higher loss per token than the baseline 'A'")
+    assert lead.way == "higher" and lead.against.startswith("than the baseline 'A'")

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from xml.etree import ElementTree
 
 import pytest
-from test_contents import capsule, write
+from test_contents import capsule, figure, write
 from test_page import EVIL, TWO, plant, rows_of
 
 from andrea_ablate.report import RunRow, images
@@ -58,7 +58,7 @@ def test_a_line_of_the_file_is_the_curve(two, tmp_path):
     images.write_images([two], tmp_path)
     root = ElementTree.parse(tmp_path / "curves-0-training-loss.svg").getroot()
     by_class = {node.get("class"): node for node in root.iter(f"{SVG}g")}
-    (series,) = [one for one in two.figures[0].views[0]["series"] if one["name"] == "A"]
+    (series,) = [one for one in figure(two, "curves").views[0]["series"] if one["name"] == "A"]
     (line,) = [path.get("d") for path in by_class["s0"] if path.get("class") == "line"] or [None]
     points = [tuple(map(float, point.split())) for point in re.split("[ML]", line)[1:]]
     assert len(points) == len(series["x"]) == 40
@@ -139,7 +139,10 @@ def test_a_machine_without_fonts_makes_no_picture_without_words(monkeypatch):
 def test_markdown_has_the_tables_of_the_page_and_shows_its_figures(two):
     text = markdown([two], {(0, "curves"): [("Loss curves: training loss", "figures/curves.svg")]})
     assert text.startswith("# A has the lowest loss\n")
-    assert "- **0.3100 nats**, 95 % [+0.2852, +0.3348], *settled*: lower loss per token than the next best 'B'" in text
+    assert (
+        "- **0.3100 nats lower** than the next best 'B', paired over 3 seeds: 95 % [+0.2852, +0.3348], *settled*"
+        in text
+    )
     assert "![Loss curves: training loss](figures/curves.svg)" in text
     assert "| 1 | A | 2.1000 ±0.2484 | baseline | 1.00k |" in text
     assert "| B | +0.3100 \\[+0.2852, +0.3348\\] |" in text

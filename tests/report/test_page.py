@@ -129,10 +129,22 @@ def test_headline_says_winner_effect_and_doubt(two):
     lead = np.array([0.31, 0.30, 0.32])
     half = 4.302653 * lead.std(ddof=1) / math.sqrt(3)
     assert ">A has the lowest loss</h1>" in top
-    assert "<strong>0.3100</strong>" in top and "lower loss per token than the next best &#x27;B&#x27;, paired" in top
+    assert (
+        "<strong>0.3100</strong>" in top and "nats lower" in top and "than the next best &#x27;B&#x27;, paired" in top
+    )
     assert f"[{lead.mean() - half:+.4f}, {lead.mean() + half:+.4f}]" in top
     assert '<b class="settled">settled</b>' in top
     assert escape(load(two[0]).verdict) in top
+
+
+def test_the_effects_stand_above_the_ranking_and_a_doubt_is_never_folded(two, tmp_path):
+    html = page([two[0]], two[1], "made by")
+    order = ["<h1", 'class="effect"', '<figure id="effects-0"', "<h2>Ranking</h2>", '<figure id="curves-0"']
+    assert order == sorted(order, key=html.index)
+    assert "<summary>The verdict in sentences</summary>" in html
+    folder, store = plant(tmp_path / "other", [*rows_of("A", [2.0, 2.4]), *rows_of("B", [2.3, 2.2])])
+    doubtful = page([folder], store, "")
+    assert "The verdict in sentences" not in doubtful and 'class="verdict"' in doubtful
 
 
 def test_one_seed_has_no_interval_and_is_not_settled(tmp_path):

@@ -126,7 +126,7 @@ def test_a_reader_can_toggle_arms_and_read_values_without_a_mouse(tmp_path, widt
     seen, console = look(page([folder], store, "made by"), tmp_path, width)
     assert console == []
     assert seen["overflow"] <= 0
-    assert seen["charts"] == [["curves-0", 1], ["effects-0", 1], ["costs-0", 1]]
+    assert seen["charts"] == [["effects-0", 1], ["curves-0", 1], ["costs-0", 1]]
     assert (seen["before"], seen["after"], seen["pressed"]) == (2, 1, "false")
     assert seen["first"].startswith("step 1: B 5") and seen["second"].startswith("step 2: B 4")
     assert "validation loss, nats per token" in seen["labels"]

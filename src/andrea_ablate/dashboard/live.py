@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from andrea_ablate.registry import ConfigError
-from andrea_ablate.report.compare import Comparison, compare, load, row_from_record
+from andrea_ablate.report.compare import MARGIN_NATS, Comparison, compare, load, row_from_record
 from andrea_ablate.tracking.plans import PLAN, Plan, load_plan
 from andrea_ablate.tracking.store import FINAL, Store
 
@@ -45,11 +45,11 @@ class Sweep:
         ended, planned = self.progress()
         if self.plan is None or (ended == planned and (self.folder / COMPARISON).is_file()):
             return load(self.folder)
-        rows = [
-            row_from_record(self.store.current(run_id), arm=run["arm"], seed=run["seed"], run_id=run_id)
-            for run_id, run in self.plan.runs.items()
-        ]
-        return compare(rows)
+        rows = []
+        for run_id, run in self.plan.runs.items():
+            known = {key: value for key, value in run.items() if key != "tokens"}
+            rows.append(row_from_record(self.store.current(run_id), run_id=run_id, **known))
+        return compare(rows, margin=self.plan.margin or MARGIN_NATS)
 
 
 def sweeps(root: Path, runs: Path) -> dict[str, Sweep]:

@@ -18,13 +18,14 @@ from andrea_ablate.tracking.store import Store
 
 @dataclass(frozen=True)
 class Lead:
-    """An effect of the headline: how large, how sure, and against what; `firm` where the doubt is settled."""
+    """An effect of the headline: how large, which way, against what and how sure; `firm` where it is settled."""
 
     size: str
+    way: str
+    against: str
     interval: str
     doubt: str
     firm: bool
-    against: str
 
 
 @dataclass(frozen=True)
@@ -97,13 +98,8 @@ def _lead(effect: Effect, sign: int, named: str, doubt: str, firm: bool) -> Lead
         low, high = sorted((shown * effect.low, shown * effect.high))
         interval = f"95 % [{low:+.4f}, {high:+.4f}]"
     seeds = f"paired over {effect.n} seed{'s' * (effect.n != 1)}"
-    return Lead(
-        f"{abs(effect.mean):.4f}",
-        interval,
-        doubt,
-        firm,
-        f"{'lower' if ahead else 'higher'} loss per token than {named}, {seeds}",
-    )
+    against = f"than {named}, {seeds}"
+    return Lead(f"{abs(effect.mean):.4f}", "lower" if ahead else "higher", against, interval, doubt, firm)
 
 
 def contents(name: str, comparison: Comparison, store: Store, *commands: str) -> Contents:

@@ -48,8 +48,8 @@ def figures(comparison: Comparison, runs: Mapping[str, StoredRun]) -> list[Figur
     """All figures that there is something to draw in."""
     styles = {arm.arm: index for index, arm in enumerate(comparison.arms)}
     found = (
-        _curves(comparison, runs, styles),
         _forest(comparison, styles),
+        _curves(comparison, runs, styles),
         learning_rates(comparison, styles),
         positions(comparison, runs, styles),
         _costs(comparison, styles),

@@ -22,7 +22,10 @@ def markdown(sweeps: Sequence[Contents], images: Mapping[tuple[int, str], Sequen
 
 def _sweep(index: int, sweep: Contents, images: Mapping[tuple[int, str], Sequence[tuple[str, str]]]) -> list[str]:
     ranking, *tables = sweep.tables
-    leads = [f"- **{lead.size} nats**, {lead.interval}, *{lead.doubt}*: {inline(lead.against)}" for lead in sweep.leads]
+    leads = [
+        f"- **{lead.size} nats {lead.way}** {inline(lead.against)}: {lead.interval}, *{lead.doubt}*"
+        for lead in sweep.leads
+    ]
     parts = [f"# {inline(sweep.winner)}", inline(sweep.name), "\n".join(leads), inline(sweep.comparison.verdict)]
     parts += [_code(sweep.commands), *_table(ranking)]
     if sweep.warnings:

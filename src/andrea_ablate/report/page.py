@@ -64,12 +64,14 @@ def place(figure: Figure, index: int) -> str:
 
 def _sweep(sweep: Contents, index: int) -> str:
     ranking, *tables = sweep.tables
+    drawn = [_figure(figure, index, sweep) for figure in sweep.figures]
     parts = [
         f'<section class="sweep" aria-labelledby="sweep-{index}">',
         _headline(sweep, index),
+        *drawn[:1],  # the effects with their doubt, where there are two arms: what is seen without scrolling
         _table(ranking, folded=len(ranking.lines) > _OPEN[1]),
         _warnings(sweep.warnings),
-        *(_figure(figure, index, sweep) for figure in sweep.figures),
+        *drawn[1:],
         *map(_table, tables),
         "</section>",
     ]
@@ -78,15 +80,18 @@ def _sweep(sweep: Contents, index: int) -> str:
 
 def _headline(sweep: Contents, index: int) -> str:
     leads = "".join(
-        f'<p class="effect"><strong>{escape(lead.size)}</strong> nats <span>{escape(lead.interval)}</span> '
+        f'<p class="effect"><strong>{escape(lead.size)}</strong> nats {escape(lead.way)} '
         f'<b class="{"settled" if lead.firm else "open"}">{escape(lead.doubt)}</b></p>\n'
-        f"<p>{escape(lead.against)}</p>\n"
+        f"<p>{escape(lead.against)}: {escape(lead.interval)}</p>\n"
         for lead in sweep.leads
     )
+    verdict = f'<p class="verdict">{escape(sweep.comparison.verdict)}</p>\n'
+    if sweep.leads and all(lead.firm for lead in sweep.leads):  # it says the same in sentences, and no doubt
+        verdict = f"<details><summary>The verdict in sentences</summary>\n{verdict}</details>\n"
     commands = escape("\n".join(sweep.commands))
     return (
         f'<header>\n<p class="name">{escape(sweep.name)}</p>\n<h1 id="sweep-{index}">{escape(sweep.winner)}</h1>\n'
-        f'{leads}<p class="verdict">{escape(sweep.comparison.verdict)}</p>\n'
+        f"{leads}{verdict}"
         f"<details><summary>The commands of this sweep and page</summary>\n<pre>{commands}</pre></details>\n</header>"
     )
 

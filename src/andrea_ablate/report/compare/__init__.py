@@ -30,6 +30,7 @@ from andrea_ablate.tracking.store import write_atomic
 
 __all__ = [
     "BUDGET_TOLERANCE",
+    "MARGIN_NATS",
     "TUNED_NATS",
     "ArmSummary",
     "Comparison",
