@@ -24,9 +24,14 @@ FILES = sorted((resource_root() / "experiments").glob("*.yaml"))
 SECTIONS = [path for path in FILES if path.stem not in ("norm_ffn", "tune_nano")]  # those are about the product itself
 
 
+def plain_of(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return found
+
+
 def params(path: Path) -> dict[str, list[str]]:
     """The swept values of each key, as they are typed."""
-    plain: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    plain = plain_of(path)
     parsed = OverridesParser.create().parse_overrides(
         [f"{key}={value}" for key, value in plain["hydra"]["sweeper"]["params"].items()]
     )
@@ -37,17 +42,21 @@ def larger(path: Path) -> dict[str, list[str]]:
     """The values that a file names for ANDREA's sizes, where they are others."""
     comment = re.sub(r"\n# ", " ", path.read_text(encoding="utf-8"))
     found = re.search(r"Larger: size=andrea_12m or size=andrea_120m (.*?);", comment)
-    return {} if found is None else {k: v.split(",") for k, v in (part.split("=") for part in found[1].split())}
+    typed = [part.strip("'").split("=") for part in found[1].split()] if found else []
+    return {key: values.strip("[]").split(",") for key, values in typed}
 
 
 @pytest.mark.parametrize("path", SECTIONS, ids=lambda path: path.stem)
 def test_the_decision_is_written_before_the_run(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    plain, swept = yaml.safe_load(text), params(path)
+    plain, swept = plain_of(path), params(path)
     assert "\n# Rule: " in text and "\n# Larger: size=andrea_12m or size=andrea_120m" in text
     assert plain["tags"] and set(plain["tags"]) <= set(ledger())
-    rates = [float(lr) for lr in swept["optim.lr"]]
+    # A rate is chosen on seeds that decide nothing; R-STAB is about the whole grid, at every seed.
+    assert ("R-STAB" in text) == ("optim.lr" in swept) == ("lr_grid" not in plain)
+    rates = [float(lr) for lr in swept.get("optim.lr") or plain["lr_grid"]]
     assert len(rates) >= 5 and rates == sorted(rates)
+    assert {"lr_grid" if "lr_grid" in plain else "optim.lr"} <= set(larger(path))
     assert len(swept["seed"]) >= 5
     assert any(len(values) > 1 for key, values in swept.items() if key not in ("optim.lr", "seed"))
 
@@ -59,7 +68,7 @@ def test_every_arm_can_train(path: Path, size: str) -> None:
     from andrea_ablate.training.identity import check
 
     swept = params(path) | (larger(path) if size != "nano" else {})
-    arms = {key: values for key, values in swept.items() if key not in ("optim.lr", "seed")}
+    arms = {key: values for key, values in swept.items() if key not in ("optim.lr", "lr_grid", "seed")}
     for values in product(*arms.values()):
         design = [f"{key}={value}" for key, value in zip(arms, values, strict=True)]
         check(compose(["logger=none", f"experiments={path.stem}", f"size={size}", *design]))
@@ -72,7 +81,7 @@ def test_arms_differ_in_nothing_that_is_not_swept(path: Path, monkeypatch: pytes
     planned: list[tuple[Sequence[Job], Factors]] = []
     monkeypatch.setattr(sweep, "conduct", lambda jobs, name, launch, factors: planned.append((list(jobs), factors)))
     monkeypatch.setattr(sweep, "end", lambda found, folder: None)
-    answer = cli(f"experiments={path.stem}", "optim.lr=1e-3", "seed=0", "data.val_tokens=4096")
+    answer = cli(f"experiments={path.stem}", "lr_grid=[]", "optim.lr=1e-3", "seed=0", "data.val_tokens=4096")
     assert answer.status == 0, answer.err
     jobs, factors = planned[0]
     assert len(jobs) > 1 and len({job.run_id for job in jobs}) == len(jobs)

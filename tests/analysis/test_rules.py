@@ -67,6 +67,22 @@ def test_superiority_says_how_many_seeds_would_settle_it():
     assert superiority({}, ZERO, margin=0.03).verdict is Verdict.INCONCLUSIVE
 
 
+def test_superiority_says_where_seeds_are_no_way_out():
+    # A gain of 0.05 is no gain of 0.1, not worse, and not within 0.03: no interval around it is any verdict.
+    between = superiority(around(-0.05, 0.1, 8), ZERO, delta=0.1, margin=0.03)
+    assert (between.verdict, between.seeds) == ("inconclusive", None)
+    assert between.why.endswith("an effect from 0.03 to 0.1 stays so with any number of seeds")
+    assert superiority(around(-0.05, 0.1, 8), ZERO, delta=0.1, margin=0.06).seeds == seeds_for_equivalence(0.01, 0.1)
+    # -0.08 ± 2.365 * 0.02 / sqrt(8) = ± 0.0167: from 0.063 to 0.097
+    short = superiority(around(-0.08, 0.02, 8), ZERO, delta=0.1, margin=0.03)
+    assert short.why.startswith("the interval lies short of 0.1 and reaches beyond the margin; an effect from 0.03")
+    assert between.why.startswith("the interval includes 0.1 and reaches")
+    worse = superiority(around(0.05, 0.1, 8), ZERO, delta=0.1, margin=0.03)
+    assert worse.seeds == seeds_for_power(0.05, 0.1)
+    tiny = superiority(around(-0.101, 0.1, 8), ZERO, delta=0.1, margin=0.03)
+    assert tiny.seeds is None and tiny.why.endswith(", which 1,000 would not settle either")
+
+
 @pytest.mark.parametrize(
     "mean, options, verdict",
     [
@@ -108,6 +124,22 @@ def test_stability_by_planted_scores():
     assert stability([0] * 5, [5, 6, 7, 5, 6]).verdict is Verdict.SUPPORTED
     few = stability([0] * 4, [5, 6, 7, 5, 6])
     assert (few.verdict, few.effect.low, few.seeds) == (Verdict.INCONCLUSIVE, None, 5) and few.why.startswith("4 runs,")
+
+
+def test_stability_says_how_many_runs_would_settle_it():
+    calm, wild = [1.0, 2.0, 3.0, 2.0, 2.0, 1.0, 3.0], [5.0, 1.0, 9.0, 3.0, 6.0, 2.0, 9.0]
+    found = stability(calm, wild, factor=2.0)
+    assert found.verdict is Verdict.INCONCLUSIVE and found.effect.mean == pytest.approx(2.5)
+    near, far = math.log(found.effect.mean / found.effect.low), math.log(found.effect.mean / 2)
+    # The interval has to shrink from `near` to under `far`, and 2.8 / 1.96 further for four chances in five.
+    assert found.seeds == pytest.approx(7 * (near / far * 2.8016 / 1.96) ** 2, abs=1)
+    back = stability(wild, [4.0, 1.0, 7.0, 2.0, 5.0, 1.0, 8.0], factor=2.0)
+    assert back.verdict is Verdict.INCONCLUSIVE and back.effect.mean == pytest.approx(0.8)
+    near, far = math.log(back.effect.high / back.effect.mean), math.log(1 / back.effect.mean)
+    assert back.seeds == pytest.approx(7 * (near / far * 2.8016 / 1.96) ** 2, abs=1)
+    between = stability(calm, [1.5 * score for score in calm])
+    assert between.seeds is None and between.why.endswith("one from 1 to 2 stays so with any number of runs")
+    assert stability(calm, calm).seeds is None
 
 
 @pytest.mark.parametrize(

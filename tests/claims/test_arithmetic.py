@@ -11,7 +11,7 @@ from andrea_ablate.accounting import account
 from andrea_ablate.claims.claim import Verdict
 from andrea_ablate.claims.facts import facts
 from andrea_ablate.claims.ledger import claim_of
-from andrea_ablate.claims.probes.counts import LENGTH, bare, designs, matmul_flops, parameters
+from andrea_ablate.claims.probes.counts import LENGTH, bare, designs, matmul_flops, parameters, variants
 from andrea_ablate.claims.topics import arithmetic
 from andrea_ablate.model import TransformerLM
 
@@ -20,7 +20,7 @@ TRUNK, TABLE, POSITIONS = 12 * 12 * 768**2, 8449 * 768, 1024 * 768
 
 def test_the_audit_by_hand() -> None:
     counted = {design.parts: design.params for design in designs("andrea_120m")}
-    assert len(counted) == 2 * 3 * 3 * 2
+    assert len(counted) == 2 * 5 * 3 * 2
     plain = ("no biases", "norms without parameters")
     assert counted["untied", *plain, "position table"] == TRUNK + 2 * TABLE + POSITIONS == 98_698_752
     assert counted["tied", *plain, "position table"] == 92_209_920
@@ -31,20 +31,42 @@ def test_the_audit_by_hand() -> None:
     assert counted["untied", *mlp] == 98_698_752 + 12 * (3072 + 768) + 25 * 768
 
 
-def test_the_published_size_fits_untied_weights_and_a_position_table_alone() -> None:
+def test_the_published_digits_leave_one_layout_and_seven_designs_of_it() -> None:
     made = arithmetic.total(claim_of("andrea-total-120m"))
     told = {finding.name: finding.value for finding in made.reported}
-    assert told["designs that round to the published 98.7 million"] == 4
-    assert told["what all of these have"] == "untied, position table"
-    left = {name: value for name, value in told.items() if name.startswith("of these, ")}
-    # By hand: gains and biases of 25 norms of 768; biases of 12 MLPs, 3072 and 768 wide.
-    assert list(left.values()) == [
-        f"untied, no biases, norms with gain and bias, position table ({98_698_752 + 25 * 2 * 768:,})",
-        f"untied, biases of the MLP, norms without parameters, position table ({98_698_752 + 12 * (3072 + 768):,})",
-        "none",
-        "untied, no biases, norms without parameters, position table (98,698,752)",
-    ]
+    # By hand: 25 norms of 768, biases of 12 MLPs 3072 and 768 wide, of 12 attentions with four projections of 768.
+    gain, mlp, qkv, out = 25 * 768, 12 * (3072 + 768), 12 * 3 * 768, 12 * 768
+    beyond = sorted([0, gain, 2 * gain, mlp, qkv, qkv + gain, qkv + out])
+    assert max(beyond) + 98_698_752 < 98_750_000 <= 98_698_752 + min(mlp + gain, qkv + 2 * gain, qkv + out + gain)
+    matches = {name: value for name, value in told.items() if name.startswith("rounds to it: ")}
+    assert list(matches.values()) == [98_698_752 + extra for extra in beyond]
+    assert all(": untied, " in name and ", position table, " in name for name in matches)
+    assert told["designs that round to the published 98.7 million, of 60"] == 7
+    assert told["output projection and positions of these"] == "untied, position table"
+    # 98,744,832 and 98,745,600 are the closest two: 98.745 and 98.746.
+    assert told["digits that would tell these apart"] == 5
+    plain = "untied, no biases, norms without parameters, position table"
+    assert told[f"nearest: {plain}"] == 98_698_752 and f"rounds to it: {plain}, -1,248 from it" in matches
+    assert told["of these, with the fewest of the lesson's statements given up (2)"] == (
+        f"untied, no biases, norms with gain and bias, position table ({98_698_752 + 2 * gain:,})"
+    )
+    (named,) = [value for name, value in told.items() if "microgpt" in name]
+    assert named == f"{plain} (98,698,752)"
     assert made.verdict is Verdict.CONTRADICTED
+
+
+def test_the_audit_by_hand_of_what_the_documents_leave_open() -> None:
+    plain = bare("andrea_120m", tied=False)
+    counted = {name: design.params for name, design in variants(plain).items()}
+    assert list(counted.values()) == [
+        98_698_752 + 8449,
+        98_698_752 + 2 * (8512 - 8449) * 768,
+        98_698_752 + 2 * (8576 - 8449) * 768,
+        98_698_752,  # three matrices of 2048 as two of 3072
+    ]
+    told = {finding.name: finding.value for finding in arithmetic.total(claim_of("andrea-total-120m")).reported}
+    padded = [value for name, value in told.items() if name.startswith("with the vocabulary padded")]
+    assert padded == [0, 0]
 
 
 @pytest.mark.parametrize(("published", "verdict"), [((12.8, 98.7), "CONTRADICTED"), ((11.9, 92.2), "SUPPORTED")])

@@ -19,6 +19,7 @@ from andrea_ablate.claims.report import PAGE, markdown, number, sentence
 from andrea_ablate.claims.results import Result, code_of, firmest, read, write
 from andrea_ablate.claims.run import Task, plan, run
 from andrea_ablate.composition import resource_root
+from andrea_ablate.tracking.store import Store
 
 CLAIM = Claim("a", "L1", "ffn", "identity", "it is four", "", "", ("R-EXACT",), ("C0",))
 GPU = Claim("g", "L1", "ffn", "systems", "", "", "", ("R-SYS",), ("G1",))
@@ -107,6 +108,30 @@ def test_what_does_not_fit_the_budget_is_left(measured: object) -> None:
     assert plan([CLAIM], "cpu", 1).later == ["a"]
 
 
+def test_a_budget_counts_each_run_that_is_still_to_be_trained_once(
+    measured: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "measures_of", lambda claim: {"C0": four})
+    claims = [replace(CLAIM, id=name) for name in "ab"]
+    for claim, run_ids in zip(claims, (("r0", "r1", "r2"), ("r1", "r2", "r3")), strict=True):
+        made = Measurement(worded=(exact("it", 4, equals=4),), run_ids=run_ids)
+        write(claim, Result(claim.id, "C0", Verdict.SUPPORTED, made, "stale", 1.0, "2026-01-01", "", {}))
+    store = Store(tmp_path / "runs")
+    tasks = [Task(claim, "C0", four, "new", read(claim, "C0")) for claim in claims]
+
+    def planned(budget_s: float) -> run_module.Plan:
+        return plan(claims, "cpu", budget_s, store=store)
+
+    one = run_module.RUN_S
+    assert [task.seconds() for task in tasks] == [1 + 3 * one, 1 + 3 * one]
+    assert planned(1e6).seconds == 2 + 4 * one
+    assert (len(planned(1 + 3 * one).now), planned(1 + 3 * one).later) == (1, ["b"])
+    for run_id in ("r0", "r1", "r2"):
+        with store.open(run_id) as writer:
+            writer.update(run_id=run_id, status="finished")
+    assert planned(1e6).seconds == 2 + one
+
+
 def test_make_claims_leaves_none_out_for_want_of_time(measured: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a claim took is another machine's time, so no sum of such times may cut one off."""
     (line,) = (line for line in (resource_root() / "Makefile").read_text().splitlines() if "claims run" in line)
@@ -151,6 +176,11 @@ def test_the_page_has_every_claim_with_a_verdict() -> None:
     assert len(rows) == 150
     words = {str(word) for word in Verdict}
     assert all(row.split(" | ")[2] in words for row in rows)
+    made = {row.split("`")[1]: row.split(" | ")[-1] for row in rows}
+    for claim in ledger_module.ledger().values():
+        if result := firmest(claim):
+            count = len(result.measurement.run_ids)
+            assert made[claim.id] == f"`{result.commit}`{f', {count} runs' if count else ''} |"
 
 
 def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:

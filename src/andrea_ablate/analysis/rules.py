@@ -82,16 +82,18 @@ def superiority(
     if _within(narrow, -margin, margin):
         return Decision(Verdict.NO_EFFECT, effect, f"the 90 % interval lies within ±{margin:g}")
     gain = sign * effect.mean
-    needed = [seeds_for_power(abs(gain - delta) if gain > delta else abs(gain), effect.sd)]
+    where = "lies short of" if best < delta else "includes"
+    why = f"the interval {where} {delta:g} and reaches beyond the margin"
+    needed = []
+    if not 0 <= gain <= delta:
+        needed.append(seeds_for_power(gain - delta if gain > 0 else gain, effect.sd))
     if abs(gain) < margin:
         needed.append(seeds_for_equivalence(margin - abs(gain), effect.sd))
-    known = [n for n in needed if n is not None and n > effect.n]
-    return Decision(
-        Verdict.INCONCLUSIVE,
-        effect,
-        f"the interval includes {delta:g} and reaches beyond the margin",
-        min(known, default=None),
-    )
+    if not needed:
+        why += f"; an effect from {margin:g} to {delta:g} stays so with any number of seeds"
+        return Decision(Verdict.INCONCLUSIVE, effect, why)
+    fewest = min((n for n in needed if n is not None), default=None)
+    return _undecided(effect, why, fewest and max(fewest, effect.n + 1))
 
 
 def equivalence(
@@ -127,7 +129,7 @@ def equivalence(
         return Decision(Verdict.CONTRADICTED, effect, f"the 95 % interval lies wholly outside {margin:g}")
     room = min(high - effect.mean, effect.mean - low)
     needed = seeds_for_equivalence(room, effect.sd) if room > 0 else seeds_for_power(-room, effect.sd)
-    return Decision(Verdict.INCONCLUSIVE, effect, "the interval crosses the margin", needed)
+    return _undecided(effect, "the interval crosses the margin", needed)
 
 
 def ratio(
@@ -155,7 +157,7 @@ def ratio(
         verdict = Verdict.SUPPORTED if beyond == above else Verdict.CONTRADICTED
         return Decision(verdict, effect, f"the 95 % interval lies {'above' if beyond else 'below'} {bound:g}")
     needed = seeds_for_power(abs(effect.mean - math.log(bound)), effect.sd)
-    return Decision(Verdict.INCONCLUSIVE, effect, f"the 95 % interval includes {bound:g}", needed)
+    return _undecided(effect, f"the 95 % interval includes {bound:g}", needed)
 
 
 def stability(
@@ -166,6 +168,8 @@ def stability(
     By the expanded percentile bootstrap over runs, 95 %, of the ratio baseline / treatment of the mean scores; 0 / 0
     counts as 1. The effect holds that ratio and its interval. Expanded: the plain one is too narrow for few runs; under
     FEWEST_SCORES runs on a side this one is too, so there the answer is inconclusive and without an interval.
+
+    `seeds` counts runs on a side: the interval's width in logarithms shrinks with the root of their number.
 
     Args:
         treatment, baseline: one score per run, >= 0.
@@ -194,7 +198,20 @@ def stability(
         return Decision(Verdict.SUPPORTED, effect, f"the 95 % interval of the ratio lies above {factor:g}")
     if high < 1:
         return Decision(Verdict.CONTRADICTED, effect, "the 95 % interval of the ratio lies below 1")
-    return Decision(Verdict.INCONCLUSIVE, effect, f"the 95 % interval of the ratio includes 1 or {factor:g}")
+    why = f"the 95 % interval of the ratio includes 1 or {factor:g}"
+    if 1 <= seen <= factor:
+        why += f"; one from 1 to {factor:g} stays so with any number of runs"
+        return Decision(Verdict.INCONCLUSIVE, effect, why)
+    far, near = (seen / factor, seen / low if low else math.inf) if seen > factor else (1 / seen, high / seen)
+    return _undecided(effect, why, _runs_for_ratio(n, math.log(near), math.log(far)))
+
+
+def _runs_for_ratio(n: int, half_width: float, distance: float) -> int | None:
+    """Runs whose interval of a log-ratio stays `distance` short of its bound with POWER; None above MOST_SEEDS."""
+    from scipy.special import ndtri
+
+    needed = n * ((1 + ndtri(POWER) / ndtri(0.975)) * half_width / distance) ** 2
+    return math.ceil(needed) if needed <= MOST_SEEDS else None
 
 
 def seeds_for_power(effect: float, sd: float, power: float = POWER, confidence: float = 0.95) -> int | None:
@@ -318,6 +335,12 @@ def factorial_effects(
 
 def _within(effect: Effect, low: float, high: float) -> bool:
     return effect.low is not None and effect.high is not None and low < effect.low and effect.high < high
+
+
+def _undecided(effect: Effect, why: str, seeds: int | None) -> Decision:
+    """By the interval itself; says so where more seeds are no way out."""
+    why += "" if seeds else f", which {MOST_SEEDS:,} would not settle either"
+    return Decision(Verdict.INCONCLUSIVE, effect, why, seeds)
 
 
 def _too_few(effect: Effect) -> str:

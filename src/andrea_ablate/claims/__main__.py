@@ -7,6 +7,7 @@ import math
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from andrea_ablate.claims import errata
 from andrea_ablate.claims.claim import KINDS, MACHINES, RULES, SCALES, Claim, Finding, Verdict
@@ -14,7 +15,7 @@ from andrea_ablate.claims.ledger import TOPICS, claim_of, ledger
 from andrea_ablate.claims.report import PAGE, markdown, number, sentence, verdict_of
 from andrea_ablate.claims.results import firmest, read
 from andrea_ablate.registry import ConfigError
-from andrea_ablate.tracking.store import write_atomic
+from andrea_ablate.tracking.store import Store, write_atomic
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -83,13 +84,14 @@ def _line(finding: Finding) -> str:
 
 
 def _run(given: argparse.Namespace) -> int:
+    from andrea_ablate.claims.probes.trained import baseline
     from andrea_ablate.claims.run import plan, run
 
     if given.jobs < 1:
         raise ConfigError(f"--jobs={given.jobs} must be at least 1")
     claims = [claim_of(name) for name in given.ids] or _chosen(given)
     budget_s = math.inf if given.budget is None else _seconds(given.budget)
-    planned = plan(claims, given.scale, budget_s, given.again)
+    planned = plan(claims, given.scale, budget_s, given.again, Store(Path(baseline().paths.runs)))
     for what, ids in (
         (f"no scale at hand with --scale {given.scale}", planned.beyond),
         ("no measurement written yet", planned.unwritten),
@@ -98,7 +100,7 @@ def _run(given: argparse.Namespace) -> int:
     ):
         if ids:
             print(f"{len(ids)} claims, {what}: {' '.join(ids)}")
-    print(f"{len(planned.now)} to measure, about {sum(task.seconds for task in planned.now):.0f} s", flush=True)
+    print(f"{len(planned.now)} to measure, about {planned.seconds:.0f} s of CPU time", flush=True)
     trouble = run(planned.now, lambda line: print(line, flush=True), given.jobs)
     for line in trouble:
         print(line, file=sys.stderr)

@@ -11,6 +11,7 @@ from andrea_ablate.claims.ledger import TOPICS, ledger
 from andrea_ablate.claims.results import Result, firmest
 
 PAGE = Path("docs/claims.md")
+COLUMNS = ("claim", "says", "verdict", "measured", "commit, runs")
 
 
 def verdict_of(claim: Claim, result: Result | None) -> Verdict:
@@ -30,14 +31,15 @@ def markdown() -> str:
         "",
         "Written by `python -m andrea_ablate.claims report` from the ledger (`src/andrea_ablate/claims/topics/`), the",
         "fact table (`facts.csv`) and the stored measurements (`experiments/results/claims/`). Sections: L of",
-        "the lesson, S of the lecture summary. `python -m andrea_ablate.claims show ID` prints all that was measured.",
+        "the lesson, S of the lecture summary. `python -m andrea_ablate.claims show ID` prints all that was measured,",
+        "with the ids of the runs.",
         "",
         f"{len(found)} claims: " + ", ".join(f"{counts[word]} {word}" for word in Verdict if counts[word]) + ".",
         f"Fact table: {len(dates)} cells, {dates.count('')} UNVERIFIED, last checked {max(dates)}.",
         "",
     ]
     for topic, title in TOPICS.items():
-        lines += [f"## {title}", "", "| claim | says | verdict | measured |", "| --- | --- | --- | --- |"]
+        lines += [f"## {title}", "", f"| {' | '.join(COLUMNS)} |", f"| {' | '.join(['---'] * len(COLUMNS))} |"]
         for claim, result in found:
             if claim.topic == topic:
                 cells = (
@@ -45,10 +47,19 @@ def markdown() -> str:
                     f"{claim.statement} ({claim.source})",
                     verdict_of(claim, result),
                     sentence(claim, result),
+                    made_by(result),
                 )
                 lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
         lines.append("")
     return "\n".join(lines)
+
+
+def made_by(result: Result | None) -> str:
+    """The commit that measured it, and how many runs it rests on."""
+    if result is None:
+        return ""
+    count = len(result.measurement.run_ids)
+    return f"`{result.commit}`" + (f", {count} run{'s' * (count != 1)}" if count else "")
 
 
 def sentence(claim: Claim, result: Result | None) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from multiprocessing import active_children, get_context
 
@@ -15,10 +15,12 @@ from andrea_ablate.checkout import commit
 from andrea_ablate.claims.claim import DECIDED, Claim
 from andrea_ablate.claims.ledger import Measure, measures_of
 from andrea_ablate.claims.results import Result, code_of, read, write
+from andrea_ablate.tracking.store import Store
 
 log = logging.getLogger("andrea_ablate")
 # CPU seconds that a claim is planned with before it has ever run.
 GUESS_S = {"CFG": 0.1, "C0": 5.0, "C1": 60.0, "G1": 300.0, "GD": 0.0}
+RUN_S = 7.0  # and for each run that is not in the store: of size=toy, as 38 of them took in a row
 
 
 @dataclass(frozen=True)
@@ -32,23 +34,35 @@ class Task:
     last: Result | None
 
     @property
-    def seconds(self) -> float:
-        return self.last.cpu_s if self.last else GUESS_S[self.at]
+    def runs(self) -> frozenset[str]:
+        """What it rested on the last time."""
+        return frozenset(self.last.measurement.run_ids if self.last else ())
+
+    def seconds(self, trained: Collection[str] = ()) -> float:
+        """What it takes where these runs are trained already; a stored time is that of a store that had some or all."""
+        return RUN_S * len(self.runs.difference(trained)) + (self.last.cpu_s if self.last else GUESS_S[self.at])
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured now, and why the rest is not."""
+    """What is measured now, in about how long, and why the rest is not."""
 
     now: list[Task]
     current: list[str]  # have a result of this very code
     later: list[str]  # do not fit the budget
     unwritten: list[str]  # nobody wrote a measurement for a scale at hand
     beyond: list[str]  # no scale at hand
+    seconds: float = 0.0
 
 
-def plan(claims: Sequence[Claim], machine: str, budget_s: float, again: bool = False) -> Plan:
-    """Choose what to measure: what was never measured first, then what is stale, then (with `again`) the rest."""
+def plan(
+    claims: Sequence[Claim], machine: str, budget_s: float, again: bool = False, store: Store | None = None
+) -> Plan:
+    """Choose what to measure: what was never measured first, then what is stale, then (with `again`) the rest.
+
+    Args:
+        store: of the runs; those that it has cost nothing, and one that several claims rest on costs once.
+    """
     due: list[Task] = []
     made = Plan([], [], [], [], [])
     for claim in claims:
@@ -64,15 +78,19 @@ def plan(claims: Sequence[Claim], machine: str, budget_s: float, again: bool = F
                 made.current.append(claim.id)
             else:
                 due.append(task)
-    due.sort(key=lambda task: (task.last is not None, bool(task.last and task.last.code == task.code), task.seconds))
-    left = budget_s
+    trained = {run_id for task in due for run_id in task.runs if store and store.record(run_id)}
+    due.sort(
+        key=lambda task: (task.last is not None, bool(task.last and task.last.code == task.code), task.seconds(trained))
+    )
+    total = 0.0
     for task in due:
-        if task.seconds <= left:
-            left -= task.seconds
-            made.now.append(task)
-        else:
+        if total + (takes := task.seconds(trained)) > budget_s:
             made.later.append(task.claim.id)
-    return made
+            continue
+        total += takes
+        trained |= task.runs
+        made.now.append(task)
+    return replace(made, seconds=total)
 
 
 def run(tasks: Sequence[Task], say: Callable[[str], None] = print, jobs: int = 1) -> list[str]:
@@ -103,7 +121,7 @@ def _results(tasks: Sequence[Task], at_commit: str, jobs: int) -> Iterator[tuple
         context, share = get_context("spawn"), max(1, (os.cpu_count() or 1) // jobs)
         with ProcessPoolExecutor(jobs, context, initializer=_take_threads, initargs=(share,)) as pool:
             # The longest first, so that no process ends long after the others.
-            ordered = sorted(apart, key=lambda task: -task.seconds)
+            ordered = sorted(apart, key=lambda task: -task.seconds())
             waiting = {pool.submit(_measured, task, at_commit): task for task in ordered}
             try:
                 for done in as_completed(waiting):

@@ -46,7 +46,13 @@ def designs(size: str) -> tuple[Design, ...]:
     """
     base = config(f"size={size}")
     outputs = {"tied": True, "untied": False}
-    biases = {"no biases": (False, None), "biases of the MLP": (True, "none"), "all biases": (True, None)}
+    biases = {
+        "no biases": (False, None),
+        "biases of q, k and v": (False, "qkv"),
+        "biases of the attention": (False, "all"),
+        "biases of the MLP": (True, "none"),
+        "all biases": (True, None),
+    }
     norms: dict[str, dict[str, Any]] = {
         "norms without parameters": {"type": "layernorm_plain"},
         "norms with gain": {"type": "rmsnorm"},
@@ -67,6 +73,18 @@ def designs(size: str) -> tuple[Design, ...]:
         )
         for parts in itertools.product(outputs, biases, norms, positions)
     )
+
+
+def variants(design: Design) -> dict[str, Design]:
+    """The same design with what neither the lesson nor the card rules out in words, each by its name."""
+    model, parts = design.config, design.parts
+    changed = {
+        "a bias of the output projection": replace(model, head_bias=True),
+        "the vocabulary padded to a multiple of 64": replace(model, vocab_multiple=64),
+        "the vocabulary padded to a multiple of 128": replace(model, vocab_multiple=128),
+        "a gated MLP of ratio 8/3": replace(model, ffn={**model.ffn, "type": "gated", "ratio": "8/3"}),
+    }
+    return {name: Design((*parts, name), config) for name, config in changed.items()}
 
 
 def bare(size: str, tied: bool) -> Design:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,12 +13,14 @@ from andrea_ablate.claims.claim import Claim, Finding, Measurement
 from andrea_ablate.claims.decide import exact, told, within
 from andrea_ablate.claims.facts import facts
 from andrea_ablate.claims.ledger import measures
-from andrea_ablate.claims.probes.counts import LENGTH, Design, bare, designs, matmul_flops
+from andrea_ablate.claims.probes.counts import LENGTH, Design, bare, designs, matmul_flops, variants
 from andrea_ablate.claims.probes.models import built, zipf_tokens
 from andrea_ablate.model import TransformerLM
 
 # What the lesson's own code adds to the bare matrices.
 LESSON = ("tied", "biases of the MLP", "norms with gain and bias", "position table")
+# How far the norms of a design are from the lesson's, which have two vectors each.
+NORM_VECTORS = {"norms with gain and bias": 0, "norms with gain": 1, "norms without parameters": 2}
 
 
 @measures("andrea-trunk-85m")
@@ -52,13 +56,14 @@ def _printed(params: int, millions: float) -> bool:
 
 @measures("andrea-total-120m")
 def total(claim: Claim) -> Measurement:
-    """The audit: every way to count the model, and which of them give the published figure."""
+    """The audit: every way to count the model, how far each is from the published figure, and which round to it."""
     published = facts()["andrea_120m", "params_millions"].value
     assert isinstance(published, float)
-    table = designs("andrea_120m")
+    table = sorted(designs("andrea_120m"), key=lambda design: abs(_distance(design, published)))
     matching = [design for design in table if _printed(design.params, published)]
-    nearest = min(table, key=lambda design: abs(design.params - 1e6 * published))
     lesson = next(design for design in table if design.parts == LESSON)
+    fewest = min(map(_given_up, matching))
+    seen_in = {(design.parts[0], design.parts[-1]): None for design in matching}
     return Measurement(
         worded=(
             exact(
@@ -75,32 +80,59 @@ def total(claim: Claim) -> Measurement:
             ),
         ),
         reported=(
-            told(f"designs that round to the published {published:g} million", len(matching)),
-            told("what all of these have", ", ".join(part for part in nearest.parts if _shared(part, matching))),
-            told(f"nearest to it: {nearest.name}", nearest.params),
-            # What is said beside the digits. The lesson's two statements leave one design each, and together none.
-            told("of these, with the lesson's norms, gain and bias", _left(matching, LESSON[2])),
-            told("of these, with the lesson's biases of the MLP", _left(matching, LESSON[1])),
-            told("of these, with both", _left(matching, *LESSON[1:3])),
+            told(f"designs that round to the published {published:g} million, of {len(table)}", len(matching)),
+            told("output projection and positions of these", " or ".join(map(", ".join, seen_in))),
+            told("digits that would tell these apart", _digits([design.params for design in matching])),
+            # What is said beside the digits: each narrows them to one design, and not all to the same.
+            told(f"nearest: {table[0].name}", table[0].params),
+            told(
+                f"of these, with the fewest of the lesson's statements given up ({fewest})",
+                _named(design for design in matching if _given_up(design) == fewest),
+            ),
             told(
                 "of these, as microgpt, which the card's name of the engine points to (an inference)",
-                _left(matching, *str(facts()["microgpt", "design"].value).split(", ")),
+                _named(
+                    design
+                    for design in matching
+                    if {*str(facts()["microgpt", "design"].value).split(", ")} <= {*design.parts}
+                ),
             ),
             *(
-                told(f"{'matches: ' if design in matching else ''}{design.name}", design.params)
-                for design in sorted(table, key=lambda design: design.params)
+                told(
+                    f"with {name}, designs that round to it",
+                    sum(_printed(variants(design)[name].params, published) for design in table),
+                )
+                for name in variants(lesson)
+            ),
+            *(
+                told(
+                    f"{'rounds to it: ' if design in matching else ''}{design.name}, "
+                    f"{_distance(design, published):+,.0f} from it",
+                    design.params,
+                )
+                for design in table
             ),
         ),
     )
 
 
-def _left(found: list[Design], *parts: str) -> str:
-    """The designs among `found` that have all of these parts."""
-    return " or ".join(f"{one.name} ({one.params:,})" for one in found if {*parts} <= {*one.parts}) or "none"
+def _distance(design: Design, millions: float) -> float:
+    return design.params - 1e6 * millions
 
 
-def _shared(part: str, found: list[Design]) -> bool:
-    return all(part in design.parts for design in found)
+def _digits(counts: Sequence[int]) -> int:
+    """The fewest significant digits at which no two of the counts round to the same number."""
+    return next(n for n in range(1, 12) if len({f"{count:.{n}g}" for count in counts}) == len(counts))
+
+
+def _given_up(design: Design) -> int:
+    """How many of the lesson's statements on what is counted a design contradicts; gain and bias are one each."""
+    others = sum(mine != said for mine, said in zip(design.parts, LESSON, strict=True) if mine not in NORM_VECTORS)
+    return others + sum(vectors for name, vectors in NORM_VECTORS.items() if name in design.parts)
+
+
+def _named(found: Iterable[Design]) -> str:
+    return " or ".join(f"{one.name} ({one.params:,})" for one in found) or "none"
 
 
 @measures("andrea-block-share")
