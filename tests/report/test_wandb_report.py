@@ -83,7 +83,7 @@ def test_every_figure_of_the_page_is_a_grid_of_panels(tmp_path: Path) -> None:
     assert (spec["project"], spec["entity"], spec["title"]) == ("ablations", "", "rates")
     heads = [text(block) for block in blocks(spec, "heading")]
     assert heads == [
-        "rates", "Loss curves", "Effects against the baseline", "Loss against learning rate",
+        "rates", "Effects against the baseline", "Loss curves", "Loss against learning rate",
         "Loss past the length of training", "Cost against loss",
         "Loss spikes", "Loss by position", "Commands",
     ]  # fmt: skip
@@ -226,5 +226,5 @@ def test_the_command_writes_page_and_spec_and_asks_nobody(tmp_path: Path) -> Non
     )
     assert (done.returncode, done.stderr) == (0, "")
     page, *_, said = done.stdout.splitlines()
-    assert page == "report.html" and "report.wandb.json" in said
-    assert {"report.html", "report.wandb.json"} <= {path.name for path in tmp_path.iterdir()}
+    assert page == str(folder / "report.html") and "report.wandb.json" in said
+    assert {"report.html", "report.wandb.json"} <= {path.name for path in folder.iterdir()}

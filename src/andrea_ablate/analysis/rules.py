@@ -69,8 +69,7 @@ def superiority(
         return Decision(Verdict.INCONCLUSIVE, effect, _too_few(effect))
     sign = 1.0 if larger else -1.0
     worst, best = sorted((sign * effect.low, sign * effect.high))
-    few = effect.n < FEWEST_SEEDS and not (effect.n >= 3 and abs(effect.mean) > STRONG * effect.sd)
-    if few:
+    if not enough_seeds(effect):
         return Decision(
             Verdict.INCONCLUSIVE, effect, f"{effect.n} seeds, of which a verdict takes {FEWEST_SEEDS}", FEWEST_SEEDS
         )
@@ -94,6 +93,13 @@ def superiority(
         return Decision(Verdict.INCONCLUSIVE, effect, why)
     fewest = min((n for n in needed if n is not None), default=None)
     return _undecided(effect, why, fewest and max(fewest, effect.n + 1))
+
+
+def enough_seeds(effect: Effect) -> bool:
+    """Whether a verdict may rest on a paired difference: FEWEST_SEEDS, or three if it is above STRONG deviations."""
+    if effect.mean is None or effect.sd is None:
+        return False
+    return effect.n >= FEWEST_SEEDS or (effect.n >= 3 and abs(effect.mean) > STRONG * effect.sd)
 
 
 def equivalence(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from andrea_ablate.analysis.rules import FEWEST_SEEDS, STRONG, enough_seeds
 from andrea_ablate.analysis.stats import Effect, seeds_needed
 from andrea_ablate.report.compare.comparison import SETTLED, Comparison
 from andrea_ablate.report.compare.rows import CONFIDENCE, ArmSummary
@@ -67,6 +68,11 @@ def _lead(found: Comparison, best: ArmSummary, second: ArmSummary, runner: str, 
     if "stuck" in second.marks:
         both = "both arms are stuck" if "stuck" in best.marks else "the other arm is stuck"
         return f"{start}the interval excludes zero, but {both}, so between the designs nothing is settled."
+    if not enough_seeds(lead):
+        return (
+            f"{start}the interval excludes zero, but a verdict takes {FEWEST_SEEDS} seeds, or three where the lead is "
+            f"above {STRONG:g} standard deviations, so it is not settled."
+        )
     return f"{start}the interval excludes zero, {SETTLED}."
 
 
