@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from andrea_ablate.composition import declared_by, group_names, references, resolved
-from andrea_ablate.confounds import within
+from andrea_ablate.confounds import flat, within
 
 Path = tuple[str, ...]
 Change = tuple[Path, Any]
 Compose = Callable[[list[str]], DictConfig]
+_PARSER = OverridesParser.create()
+MISSING = "???"  # OmegaConf's word for a value that is still to be given
 
 
 def values_of(override: Override) -> list[str]:
@@ -95,8 +98,8 @@ class Arms:
     def _composed(self, given: Mapping[str, str]) -> dict[str, Any]:
         if all(self.first[key] == value for key, value in given.items()):
             return self._first
-        if len(given) == 1 and (cfg := self._with_value(*given.items())) is not None:
-            return resolved(cfg)
+        if len(given) == 1 and (plain := self._with_value(*given.items())) is not None:
+            return plain
         overrides = tuple({**self.first, **given}.values())
         if overrides not in self._known:
             cfg = self._compose(list(overrides))
@@ -108,15 +111,34 @@ class Arms:
         for key, sources in references(cfg).items():
             self.references[key] = tuple(dict.fromkeys([*self.references.get(key, ()), *sources]))
 
-    def _with_value(self, given: tuple[str, str]) -> DictConfig | None:
-        """The first configuration with another number or text, as Hydra sets it, or None for what it must compose."""
+    def _with_value(self, given: tuple[str, str]) -> dict[str, Any] | None:
+        """The first configuration with another number or text, or None for what Hydra must compose."""
         key, override = given
-        value = OverridesParser.create().parse_override(override).value()
-        if key in group_names() or key[0] in "+~" or "@" in key or "${" in override or isinstance(value, dict):
+        if key in group_names() or key[0] in "+~" or "@" in key or "${" in override:
             return None
-        cfg = self._first_cfg.copy()
-        OmegaConf.update(cfg, key, value)
-        return cfg
+        value = _value_of(override)
+        readers = self._readers(key)
+        if isinstance(value, (dict, list)) or value == MISSING or readers is None:
+            return None
+        plain = _copied(self._first)
+        for path in (key, *readers):
+            _put(plain, tuple(path.split(".")), value)
+        return plain
+
+    @cache  # noqa: B019 (it lives as long as the sweep)
+    def _readers(self, key: str) -> list[str] | None:
+        """The keys whose value is that of `key`, directly or through others; None where one makes more of it."""
+        raw = dict(flat(cast(dict[str, Any], OmegaConf.to_container(self._first_cfg, resolve=False))))
+        if key not in raw:
+            return None
+        found = [key]
+        for source in found:  # it grows meanwhile
+            for reader, text in raw.items():
+                if isinstance(text, (str, list)) and f"${{{source}" in str(text):
+                    if text != f"${{{source}}}":
+                        return None
+                    found.append(reader)
+        return found[1:]
 
     def _keys_set_by(self, key: str) -> set[str]:
         """Dotted keys that the values of a factor set, in files too, and the keys that refer to those."""
@@ -141,6 +163,12 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any], where: Path = (
             yield from _differences(before, value, (*where, key))
         elif repr(value) != repr(before):  # 1 and 1.0 are two values
             yield (*where, key), value
+
+
+def _value_of(override: str) -> Any:
+    """What Hydra reads in ``key=value``; of a plain number without asking its parser, which takes a millisecond."""
+    text = override.partition("=")[2]
+    return int(text) if re.fullmatch("0|[1-9][0-9]*", text) else _PARSER.parse_override(override).value()
 
 
 def _put(plain: dict[str, Any], path: Path, value: Any) -> None:

@@ -187,6 +187,8 @@ def choice_keys() -> dict[str, dict[str | None, set[str]]]:
 
 def declared_by(group: str, names: Iterable[str]) -> list[str]:
     """The dotted keys that these options of a group set, with those of the options that they choose in turn."""
+    if group not in group_names():
+        return []
     found = [
         f"{option.node}.{key}"
         for option in choice_options()

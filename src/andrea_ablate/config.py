@@ -13,7 +13,7 @@ import re
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
 from fractions import Fraction
 from functools import cache
 from typing import Any, TypeVar
@@ -310,6 +310,14 @@ def run_config(plain: Mapping[str, Any]) -> RunConfig:
     return cfg
 
 
+def with_seeds(cfg: RunConfig, seed: Any, data_seed: Any) -> RunConfig:
+    """The same run with other seeds, which are checked as those of `run_config`."""
+    data = replace(cfg.data, seed=_coerce(int, data_seed, "data.seed"))
+    other = replace(cfg, seed=_coerce(int, seed, "seed"), data=data)
+    _check(other)
+    return other
+
+
 def sweep_config(plain: Mapping[str, Any]) -> SweepConfig:
     """Build a SweepConfig from those keys of the resolved configuration; the other keys are left alone."""
     cfg = from_mapping(SweepConfig, {key: plain[key] for key in SWEEP_KEYS})
@@ -470,7 +478,7 @@ def run_id(cfg: RunConfig, corpus: str, device: str, ops: str, code: Mapping[str
         ops: ``compiled`` or ``reference``, what ``ops: auto`` stands for: the two differ in the last bits.
         code: hash of the code of each choice, see codehash.py.
     """
-    plain = asdict(cfg)
+    plain = _canonical(cfg)
     for key in ("name", "group", "tags", "logger", "paths"):
         del plain[key]
     for key in ("type", "options", "tokenizer", "val_fraction", "num_workers"):
@@ -482,13 +490,16 @@ def run_id(cfg: RunConfig, corpus: str, device: str, ops: str, code: Mapping[str
         del plain["trainer"]["strategy"]
     plain["trainer"]["accelerator"] = device
     plain["ops"] = ops
-    content = {"config": _canonical(plain), "corpus": corpus, "code": dict(code), "numerics": NUMERICS_VERSION}
+    content = {"config": plain, "corpus": corpus, "code": dict(code), "numerics": NUMERICS_VERSION}
     return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def _canonical(value: Any) -> Any:
+    """As plain containers, like `asdict` without its copies; a whole number is an integer."""
     if isinstance(value, dict):
         return {key: _canonical(item) for key, item in value.items()}
+    if is_dataclass(value):
+        return {key: _canonical(item) for key, item in vars(value).items()}
     if isinstance(value, list):
         return [_canonical(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -25,6 +25,7 @@ from andrea_ablate.config import (
     RunConfig,
     SweepConfig,
     sweep_config,
+    with_seeds,
 )
 from andrea_ablate.confounds import refuse_undeclared
 from andrea_ablate.jobs import SHOWN_ONLY, Factors, Job, arm_name, make_job, section, sweep_name, travelling
@@ -159,13 +160,14 @@ class Planner:
         self.arms, self.swept, self.start_folder = arms, swept, start_folder
         self.matched: dict[tuple[str, ...], tuple[ModelConfig, str | None]] = {}
         self.baseline: RunConfig | None = None
+        self.checked: dict[str, RunConfig] = {}
 
     def job(self, point: Mapping[str, str], settings: SweepConfig) -> Job:
         """The job of a point, see `Arms.at`."""
         from andrea_ablate.tuning import LR
 
         part, plain = self.arms.at(point)
-        cfg = to_run_config(plain, self.start_folder, part)
+        cfg = self._run_config(part, plain)
         self.baseline = self.baseline or cfg
         if settings.match != "none":
             design = (settings.match, *(o for o in part if not o.startswith(("seed=", f"{LR}="))))
@@ -176,6 +178,15 @@ class Planner:
             if override:
                 part = [*(o for o in part if not o.startswith(f"{KNOBS[settings.match_knob]}=")), override]
         return make_job(part, arm_name(part, self.swept), cfg)
+
+    def _run_config(self, part: Sequence[str], plain: dict[str, Any]) -> RunConfig:
+        """As `composition.to_run_config`, once for points that differ in their seeds alone."""
+        data = plain["data"] if isinstance(plain["data"], dict) else {}
+        seeds = plain.get("seed"), data.get("seed")
+        key = repr(([o for o in part if not o.startswith("seed=")], {**plain, "seed": 0, "data": {**data, "seed": 0}}))
+        if key not in self.checked:
+            self.checked[key] = to_run_config(plain, self.start_folder, part)
+        return with_seeds(self.checked[key], *seeds)
 
 
 def _apart(swept: Sequence[str]) -> list[str]:

@@ -15,6 +15,7 @@ import types
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -338,6 +339,43 @@ def test_wandb_is_given_the_key_and_a_limit_to_its_wait(tmp_path: Path, monkeypa
     mirrors = open_mirrors({"type": "wandb", "mode": "online", "init_timeout_s": 7}, info(tmp_path))
     assert mirrors.state == "degraded: wandb: no server"
     assert (given["settings"].api_key, given["settings"].init_timeout) == (KEY, 7)
+
+
+@pytest.mark.slow  # imports wandb
+def test_the_servers_that_keys_are_looked_for_under_are_those_of_wandb() -> None:
+    import wandb
+
+    from andrea_ablate.tracking.wandb import _HOSTS
+
+    assert urlsplit(wandb.Settings().base_url).netloc in _HOSTS
+
+
+@pytest.mark.slow  # three processes that import wandb
+def test_a_run_goes_on_while_the_service_still_holds_the_id_of_its_killed_process(tmp_path: Path) -> None:
+    """The processes of one launcher share its service, which notices only after a while that one of them is gone."""
+    launcher = """
+import os, signal, subprocess, sys
+import wandb
+wandb.setup()  # from here on the service is in the environment
+assert "WANDB_SERVICE" in os.environ
+begin = "import sys, wandb; from test_mirrors import info; from andrea_ablate.tracking import open_mirrors; "
+begin += "from pathlib import Path; print('ready', flush=True); sys.stdin.readline(); "
+begin += "m = open_mirrors({'type': 'wandb', 'mode': 'offline'}, info(Path('r'), resumed=%s)); print(m.state, flush=True); "
+then = ("sys.stdin.readline()", "m.log({'step': 2}); m.finish({}, 'finished'); print(m.state)")
+first, second = (
+    subprocess.Popen([sys.executable, "-c", begin % resumed + end], stdin=-1, stdout=-1, text=True, bufsize=1)
+    for resumed, end in zip((False, True), then)
+)
+assert first.stdout.readline() == second.stdout.readline() == "ready\\n"
+print(file=first.stdin)
+assert first.stdout.readline() == "ok\\n"
+first.send_signal(signal.SIGKILL)
+print(file=second.stdin)
+print(second.communicate(timeout=120)[0])
+"""
+    done = run_python(launcher, PYTHONPATH=os.pathsep.join([*sys.path, str(Path(__file__).parent)]))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["ok", "ok"]
 
 
 def test_online_without_a_key_stops_within_seconds_and_never_asks(tmp_path: Path) -> None:

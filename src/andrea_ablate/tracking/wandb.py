@@ -5,10 +5,12 @@ from __future__ import annotations
 import configparser
 import contextlib
 import importlib
+import importlib.util
 import logging
 import netrc
 import os
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,8 @@ _WANDB_SETTINGS: dict[str, Any] = {
 _WANDB_MODES = ("auto", "online", "offline")
 SPIKES, POSITIONS = "spike/table", "val/by_position"  # keys of the tables
 _BAND = re.compile(r"val_(\d+)/loss_from_(\d+)")
+_IN_USE_S = 30.0  # longest wait for an id that the service of a killed process has not given up yet
+_HOSTS = ("api.forge.coreweave.com", "api.wandb.ai")  # W&B's own server: older logins are filed under the second
 _FINISH_S = 75.0  # a little more than W&B waits by itself (finish_timeout above)
 
 
@@ -68,13 +72,10 @@ class WandbLogger:
         mode: str = "auto",
         init_timeout_s: float = 20.0,
     ) -> None:
-        try:
-            self._wandb: Any = importlib.import_module("wandb")
-            self._wandb.init  # noqa: B018 (a folder ./wandb with runs imports as an empty package)
-        except (ImportError, AttributeError):
+        if not _is_installed():
             raise ConfigError(
                 "logger: type=wandb needs the wandb package; run `pip install wandb` or choose logger=none"
-            ) from None
+            )
         if mode not in _WANDB_MODES:
             raise ConfigError(
                 f"logger: mode='{mode}' is not one of {', '.join(_WANDB_MODES)}{nearest(str(mode), _WANDB_MODES)}"
@@ -86,7 +87,7 @@ class WandbLogger:
         stored = _wandb_files()
         wish = os.environ.get("WANDB_MODE") or stored.get("mode", "") if mode == "auto" else mode
         wish = {"run": "online", "dryrun": "offline"}.get(wish, wish)
-        key = _wandb_key(stored, self._wandb)
+        key = _wandb_key(stored)
         has_key = bool(key or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"))
         if wish == "online" and not has_key:
             asked = f"mode={mode}" if mode == "online" else "WANDB_MODE=online"
@@ -102,11 +103,13 @@ class WandbLogger:
         """Start or continue the W&B run of the same id."""
         if self.mode == "disabled":
             return None
-        known = self._wandb.Settings.model_fields  # which settings exist depends on the version
+        wandb: Any = importlib.import_module("wandb")  # not before it is used: it takes as long as planning a sweep
+        known = wandb.Settings.model_fields  # which settings exist depends on the version
         settings = {name: value for name, value in _WANDB_SETTINGS.items() if name in known}
         if self.mode == "online" and self.secret:
             settings["api_key"] = self.secret  # wandb asks at the terminal for a key that it does not find by itself
-        run = self._wandb.init(
+        run = _begin(
+            wandb,
             id=info.run_id,
             # W&B refuses longer texts; the whole name is in the record.
             name=info.name[:128],
@@ -120,12 +123,27 @@ class WandbLogger:
             mode=self.mode,
             resume="allow" if info.resumed else None,
             reinit="create_new",  # runs of one process never share a W&B run, nor the one the caller may have open
-            settings=self._wandb.Settings(**settings, init_timeout=self._init_timeout_s),
+            settings=wandb.Settings(**settings, init_timeout=self._init_timeout_s),
         )
         # W&B's own counter only grows, and drops what comes with a lower step: steps done again after a resume.
         run.define_metric("*", step_metric="step")
         _log.info("wandb: %s", run.url if self.mode == "online" else f"offline in {info.folder / 'wandb'}")
-        return Background(_Wandb(run, self._wandb, info.folder / "wandb"), timeout_s=_FINISH_S)
+        return Background(_Wandb(run, wandb, info.folder / "wandb"), timeout_s=_FINISH_S)
+
+
+def _begin(wandb: Any, **arguments: Any) -> Any:
+    """`wandb.init`, repeated while its service still holds the id for a process that was killed a moment ago.
+
+    The processes of one launcher share a service. Nobody alive can hold the id: that takes the run's lock.
+    """
+    deadline = time.monotonic() + _IN_USE_S
+    while True:
+        try:
+            return wandb.init(**arguments)
+        except Exception as error:
+            if "is in use" not in str(error) or time.monotonic() > deadline:
+                raise
+        time.sleep(0.1)
 
 
 class _Wandb:
@@ -193,13 +211,21 @@ def _wandb_files() -> dict[str, str]:
     return dict(parser["default"]) if parser.has_section("default") else {}
 
 
-def _wandb_key(stored: Mapping[str, str], wandb: Any) -> str | None:
+def _is_installed() -> bool:
+    """Whether there is the package; a folder ./wandb with runs imports as an empty one, which has no file."""
+    try:
+        spec = importlib.util.find_spec("wandb")
+    except ValueError:  # what stands in for it was never imported
+        return False
+    return spec is not None and spec.origin is not None
+
+
+def _wandb_key(stored: Mapping[str, str]) -> str | None:
     """The API key that W&B would use, found without asking anybody; None if there is none."""
     if key := os.environ.get("WANDB_API_KEY"):
         return key
     url = os.environ.get("WANDB_BASE_URL") or stored.get("base_url")
-    # The default server has had two names, and older logins are filed under the first.
-    hosts = [urlsplit(url).netloc] if url else [urlsplit(wandb.Settings().base_url).netloc, "api.wandb.ai"]
+    hosts = [urlsplit(url).netloc] if url else [*_HOSTS]
     files = [os.environ["NETRC"]] if os.environ.get("NETRC") else ["~/.netrc", "~/_netrc"]
     for file in files:
         with contextlib.suppress(OSError, netrc.NetrcParseError):
