@@ -99,7 +99,7 @@ def train_missing(
         check: say what the arms differ in, and refuse what nothing declares.
     """
     from andrea_ablate.ops import library
-    from andrea_ablate.progress import Progress, device_table, plan_table
+    from andrea_ablate.progress import Progress, device_lines, plan_table
     from andrea_ablate.tracking import FINAL, check_logger
 
     store = store_of(jobs)
@@ -122,8 +122,9 @@ def train_missing(
     if len(unique) < len(jobs):
         console.print(f"{len(jobs) - len(unique)} of {len(jobs)} points are the same runs as others and train once.")
     if factors and factors.settings.plan:
-        table = device_table(missing, factors.launcher, factors.settings.machine.gpus, store)
-        console.print(table if missing else "No run is left to train, so none needs a device.")
+        lines = device_lines(missing, factors.launcher, factors.settings.machine.gpus, store)
+        told = lines if missing else "No run is left to train, so none needs a device."
+        console.print(told, markup=False, highlight=False, soft_wrap=True)
         raise SystemExit(0)
     folder = Path(jobs[0].cfg.paths.sweeps) / name
     stop = _stop_file(jobs[0].cfg.paths, jobs[0].cfg.group or name)

@@ -71,18 +71,17 @@ def plan_table(jobs: Sequence[Job], missing: Sequence[Job], store: Store, settin
     return table
 
 
-def device_table(jobs: Sequence[Job], launcher: str, gpus: int | None, store: Store) -> Table:
+def device_lines(jobs: Sequence[Job], launcher: str, gpus: int | None, store: Store) -> str:
     """A line per job: the device that it gets, and after how long it is expected to get it.
 
     A job takes the device that is free first, so times that come out otherwise than expected move those after it.
+    They are plain text: a thousand rows of a rich table take a second to draw.
 
     Args:
         launcher: Hydra's name of it. gpus: how many to plan for, None for those of this machine.
     Raises: ConfigError for a job that wants more GPUs than there are.
     """
-    table = Table(title=f"Devices, with hydra/launcher={launcher}", title_justify="left")
-    for column in ("job", "arm", "seed", "device", "starts"):
-        table.add_column(column, justify="left" if column in ("arm", "device") else "right", overflow="fold")
+    rows = [("job", "arm", "seed", "device", "starts")]
     number = len(machine.gpus()) if gpus is None else gpus
     on_cpu = number == 0 or all(job.cfg.trainer.accelerator == "cpu" for job in jobs)
     one_by_one = launcher == "basic"
@@ -93,12 +92,14 @@ def device_table(jobs: Sequence[Job], launcher: str, gpus: int | None, store: St
         places = list(place(seconds_of(jobs, store), wanted, max(wanted, default=1) if one_by_one else there))
     for index, (job, own) in enumerate(zip(jobs, places, strict=True)):
         if own is None:
-            cells = [f"{job.cfg.trainer.devices} that {SCHEDULERS[launcher]} gives", "when it does"]
+            device, start = f"{job.cfg.trainer.devices} that {SCHEDULERS[launcher]} gives", "when it does"
         else:
             device = "cpu" if on_cpu else f"cuda:{','.join(map(str, own.devices))}"
-            cells = [device, f"after {format_seconds(own.start)}" if own.start else "at once"]
-        table.add_row(str(index), ArmName(job.arm), str(job.cfg.seed), *cells)
-    return table
+            start = f"after {format_seconds(own.start)}" if own.start else "at once"
+        rows.append((str(index), job.arm, str(job.cfg.seed), device, start))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([f"Devices, with hydra/launcher={launcher}", *lines])
 
 
 def _counted(n: int, word: str) -> str:

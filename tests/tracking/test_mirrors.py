@@ -360,7 +360,8 @@ wandb.setup()  # from here on the service is in the environment
 assert "WANDB_SERVICE" in os.environ
 begin = "import sys, wandb; from test_mirrors import info; from andrea_ablate.tracking import open_mirrors; "
 begin += "from pathlib import Path; print('ready', flush=True); sys.stdin.readline(); "
-begin += "m = open_mirrors({'type': 'wandb', 'mode': 'offline'}, info(Path('r'), resumed=%s)); print(m.state, flush=True); "
+begin += "m = open_mirrors({'type': 'wandb', 'mode': 'offline'}, info(Path('r'), resumed=%s)); "
+begin += "print(m.state, flush=True); "
 then = ("sys.stdin.readline()", "m.log({'step': 2}); m.finish({}, 'finished'); print(m.state)")
 first, second = (
     subprocess.Popen([sys.executable, "-c", begin % resumed + end], stdin=-1, stdout=-1, text=True, bufsize=1)
