@@ -350,15 +350,27 @@ def test_the_servers_that_keys_are_looked_for_under_are_those_of_wandb() -> None
     assert urlsplit(wandb.Settings().base_url).netloc in _HOSTS
 
 
+@pytest.mark.slow  # imports wandb
+def test_a_run_goes_on_once_its_earlier_session_is_closed(tmp_path: Path) -> None:
+    node = {"type": "wandb", "mode": "offline"}
+    first = open_mirrors(node, info(tmp_path))
+    closing = threading.Timer(1.0, first.finish, ({}, "interrupted"))
+    closing.start()
+    second = open_mirrors(node, info(tmp_path, resumed=True))
+    second.finish({}, "finished")
+    closing.join()
+    assert (first.state, second.state) == ("ok", "ok")
+
+
 @pytest.mark.slow  # three processes that import wandb
-def test_a_run_goes_on_while_the_service_still_holds_the_id_of_its_killed_process(tmp_path: Path) -> None:
-    """The processes of one launcher share its service, which notices only after a while that one of them is gone."""
+def test_a_run_goes_on_though_the_service_of_its_launcher_knows_its_killed_process(tmp_path: Path) -> None:
+    """A service that is shared keeps the id of a run whose process is gone."""
     launcher = """
 import os, signal, subprocess, sys
 import wandb
 wandb.setup()  # from here on the service is in the environment
 assert "WANDB_SERVICE" in os.environ
-begin = "import sys, wandb; from test_mirrors import info; from andrea_ablate.tracking import open_mirrors; "
+begin = "import sys; from test_mirrors import info; from andrea_ablate.tracking import open_mirrors; "
 begin += "from pathlib import Path; print('ready', flush=True); sys.stdin.readline(); "
 begin += "m = open_mirrors({'type': 'wandb', 'mode': 'offline'}, info(Path('r'), resumed=%s)); "
 begin += "print(m.state, flush=True); "

@@ -10,6 +10,7 @@ import logging
 import netrc
 import os
 import re
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -46,7 +47,7 @@ _WANDB_SETTINGS: dict[str, Any] = {
 _WANDB_MODES = ("auto", "online", "offline")
 SPIKES, POSITIONS = "spike/table", "val/by_position"  # keys of the tables
 _BAND = re.compile(r"val_(\d+)/loss_from_(\d+)")
-_IN_USE_S = 30.0  # longest wait for an id that the service of a killed process has not given up yet
+_IN_USE_S = 30.0  # longest wait for an id that an earlier session has not given up yet
 _HOSTS = ("api.forge.coreweave.com", "api.wandb.ai")  # W&B's own server: older logins are filed under the second
 _FINISH_S = 75.0  # a little more than W&B waits by itself (finish_timeout above)
 
@@ -103,6 +104,10 @@ class WandbLogger:
         """Start or continue the W&B run of the same id."""
         if self.mode == "disabled":
             return None
+        if "wandb" not in sys.modules:
+            # A service of its own: that of the process which started this one keeps for good the id of a run whose
+            # process was killed, and would refuse the run that goes on with it.
+            os.environ.pop("WANDB_SERVICE", None)
         wandb: Any = importlib.import_module("wandb")  # not before it is used: it takes as long as planning a sweep
         known = wandb.Settings.model_fields  # which settings exist depends on the version
         settings = {name: value for name, value in _WANDB_SETTINGS.items() if name in known}
@@ -132,10 +137,7 @@ class WandbLogger:
 
 
 def _begin(wandb: Any, **arguments: Any) -> Any:
-    """`wandb.init`, repeated while its service still holds the id for a process that was killed a moment ago.
-
-    The processes of one launcher share a service. Nobody alive can hold the id: that takes the run's lock.
-    """
+    """`wandb.init`, repeated while an earlier session of the run is still being closed by a thread of this process."""
     deadline = time.monotonic() + _IN_USE_S
     while True:
         try:
