@@ -18,6 +18,8 @@ COMMAND = ("-m", "size=tiny", "seed=0,1,2,3", "trainer.tokens=38400", "trainer.v
 COMMAND += ("trainer.checkpoint_every=20", "logger=wandb", "logger.mode=offline")
 RESULTS = ("status", "reason", "val/loss", "val/bpb", "initial_loss", "token_hash", "params", "run_id", "name")
 
+PAUSE_S = 60  # between two things that a sweep writes, where nothing else was seen: processes start in it
+
 
 class Sweep:
     """A sweep under way in a folder of its own, seen through what it writes; a context manager that ends it."""
@@ -48,13 +50,31 @@ class Sweep:
         rows = [json.loads(line) for line in lines]
         return [row["step"] for row in rows if "train/loss" in row]
 
-    def wait_until(self, condition: Callable[[], Any], seconds: float = 900) -> Any:
-        end = time.monotonic() + seconds
-        while not (found := condition()):
-            assert self.process.poll() is None, f"the sweep ended: {(self.folder / 'out').read_text()[-3000:]}"
-            assert time.monotonic() < end, (self.folder / "out").read_text()[-3000:]
+    def said(self) -> str:
+        return (self.folder / "out").read_text()
+
+    def wait_until(self, condition: Callable[[], Any]) -> Any:
+        """What the condition says once it is true, waited for while the sweep moves.
+
+        A machine with other work slows it down at will, so the limit is to the pause between two things it writes: the
+        longest that there was, many times over.
+        """
+        seen, since, longest = self._written(), time.monotonic(), PAUSE_S
+        while True:
+            ended = self.process.poll() is not None
+            if found := condition():
+                return found
+            assert not ended, f"the sweep ended: {self.said()[-3000:]}"
+            pause, now = time.monotonic() - since, self._written()
+            if now != seen:
+                seen, since, longest = now, time.monotonic(), max(longest, pause)
+            assert pause < 10 * longest, f"nothing written for {pause:.0f} s: {self.said()[-3000:]}"
             time.sleep(0.05)
-        return found
+
+    def _written(self) -> tuple[int, ...]:
+        """How much there is of every file that tells of progress."""
+        files = [self.folder / "out", *sorted(self.folder.glob("runs/*/[a-z]*.json*"))]
+        return tuple(path.stat().st_size for path in files)
 
     def under_way(self, step: int = 40) -> list[str]:
         """Runs that have come as far as `step` and are not at their end."""
@@ -66,10 +86,9 @@ class Sweep:
 
     def finish(self) -> str:
         """Wait for the end; what the sweep printed."""
-        status = self.process.wait(1800)
-        said = (self.folder / "out").read_text()
-        assert status == 0, said[-3000:]
-        return said
+        self.wait_until(lambda: self.process.poll() is not None)
+        assert self.process.returncode == 0, self.said()[-3000:]
+        return self.said()
 
     def table(self) -> list[dict[str, Any]]:
         (path,) = self.folder.glob("sweeps/*/comparison.json")
