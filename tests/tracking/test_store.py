@@ -456,7 +456,7 @@ def test_a_disk_that_fills_up_at_any_byte_of_a_row_leaves_whole_rows(
 ) -> None:
     row, write = {"step": 2, "train/loss": 1.0}, os.write
     size = len(json.dumps(row, separators=(",", ":"))) + 1
-    left = 0
+    left = 0  # bytes of room on the disk
 
     def fill(fd: int, data: bytes) -> int:
         """What is asked for, as far as there is room, and a refusal where there is none."""
@@ -469,7 +469,8 @@ def test_a_disk_that_fills_up_at_any_byte_of_a_row_leaves_whole_rows(
 
     with store.open("a") as run:
         run.log({"step": 1})
-        for left in range(size):
+        for room in range(size):
+            left = room
             with monkeypatch.context() as patch:
                 patch.setattr(os, "write", fill)
                 with pytest.raises(StoreError, match=r"metrics\.jsonl: No space left"):
