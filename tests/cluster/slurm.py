@@ -27,7 +27,7 @@ SlurmdUser={user}
 SlurmctldPort={controller_port}
 SlurmdPort={node_port}
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={folder}/munge.socket,cred_expire=30
 CryptoType=crypto/munge
 MpiDefault=none
 ProctrackType=proctrack/linuxproc

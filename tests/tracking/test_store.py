@@ -451,6 +451,35 @@ def test_full_disk_in_the_middle_of_a_row_leaves_whole_rows(store: Store, monkey
     assert store.metrics("a") == [{"step": 1}, {"step": 2, "train/loss": 1.0}]
 
 
+def test_a_disk_that_fills_up_at_any_byte_of_a_row_leaves_whole_rows(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row, write = {"step": 2, "train/loss": 1.0}, os.write
+    size = len(json.dumps(row, separators=(",", ":"))) + 1
+    left = 0  # bytes of room on the disk
+
+    def fill(fd: int, data: bytes) -> int:
+        """What is asked for, as far as there is room, and a refusal where there is none."""
+        nonlocal left
+        if not left:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = write(fd, data[:left])
+        left -= written
+        return written
+
+    with store.open("a") as run:
+        run.log({"step": 1})
+        for room in range(size):
+            left = room
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "write", fill)
+                with pytest.raises(StoreError, match=r"metrics\.jsonl: No space left"):
+                    run.log(row)
+            assert (run.folder / "metrics.jsonl").read_bytes().endswith(b'{"step":1}\n')
+        run.log(row)
+    assert store.metrics("a") == [{"step": 1}, row]
+
+
 def test_a_root_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match=r"cannot write .*file/runs/a: Not a directory; .*another folder") as refused:
