@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import multiprocessing
 import os
 import signal
@@ -179,6 +180,9 @@ def test_the_command_line_starts_ranks_that_make_no_folders(tmp_path: Path) -> N
     assert len(store.ids()) == len(list(store.root.iterdir())) - (store.root / ".index.parquet").exists() == 2
     for run_id in store.ids():
         assert (store.record(run_id) or {})["world_size"] == store.config(run_id)["trainer"]["devices"] == 2
+        rows = map(json.loads, (store.root / run_id / "metrics.jsonl").read_text().splitlines())
+        steps = [row["step"] for row in rows if "train/loss" in row]
+        assert steps == list(range(1, len(steps) + 1))  # rank 0 alone writes
     assert sorted(store.config(run_id)["seed"] for run_id in store.ids()) == [0, 1]
 
 
