@@ -73,7 +73,7 @@ class Arms:
             point: key -> one of its overrides; the first one where a key is left out.
         """
         given = {**self.first, **point}
-        plain = _copied(self._first)
+        plain: dict[str, Any] = _copied(self._first)
         for factors, changes in self._changes.items():
             for path, value in changes[tuple(given[key] for key in factors)]:
                 _put(plain, path, value)
@@ -120,7 +120,7 @@ class Arms:
         readers = self._readers(key)
         if isinstance(value, (dict, list)) or value == MISSING or readers is None:
             return None
-        plain = _copied(self._first)
+        plain: dict[str, Any] = _copied(self._first)
         for path in (key, *readers):
             _put(plain, tuple(path.split(".")), value)
         return plain
